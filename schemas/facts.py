@@ -1,0 +1,185 @@
+"""Write-once facts: the state of the system.
+
+Topic `batches`, key `<batch id>:<fact>:<attempt>`, and topic `files`, key `<file id>:<fact>`. Every writer
+has its own key, so compaction removes none; of several facts of one kind the one with the lowest offset
+holds. Times of record are the broker's append times and so are not fields.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from schemas.ids import BatchId, FileId, OrganizationId
+from schemas.money import Price, UsageTotals
+
+MAX_FACT_BYTES = 64_000
+"""A fact is read by every process of every role, so it stays small; checked by the writer."""
+
+
+class Priority(Enum):
+    STANDARD = "standard"
+    EXPEDITED = "expedited"
+
+
+class Cause(Enum):
+    """Why a batch was settled: every accepted record has a verdict, or no more will be given one."""
+
+    DONE = "done"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+
+class ResultFile(msgspec.Struct, frozen=True):
+    """A published result file: id, storage object, size in bytes, number of lines, SHA-256 in hex."""
+
+    file_id: FileId
+    object: str
+    bytes: int
+    lines: int
+    sha256: str
+
+
+class Created(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="created"):
+    """The batch exists. Written by the API; acknowledged before the customer gets the 200."""
+
+    batch: BatchId
+    organization: OrganizationId
+    endpoint: str
+    priority: Priority
+    input_file_id: FileId
+    input_object: str
+    """The batch's own copy of its input: deleting the upload does not touch it."""
+    rejected_object: str | None
+    """JSONL of `schemas.records.Rejected`, None when every record was accepted."""
+    completion_window: str
+    window_s: float
+    total: int
+    rejected: int
+    model: str | None
+    """The model every accepted record names; the hint given at create when none was accepted."""
+    price: Price
+    metadata: dict[str, str] | None = None
+    api_key_id: str = ""
+    result_ttl_s: int = 2_592_000
+    claim: str = ""
+    """Id of the claim (topic `claims`) that decided the batch's id."""
+
+
+class Enqueued(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="enqueued"):
+    """The commit point of intake: the accepted records lie in the request topic, in these runs.
+
+    `extents[partition]` is a list of `[first, last]` offsets, both inclusive, ascending.
+    """
+
+    batch: BatchId
+    attempt: str
+    topic: str
+    extents: dict[int, list[tuple[int, int]]]
+
+
+class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="cancel"):
+    """The customer asked to stop. The batch ends `cancelled` if and only if this lies before `settled`."""
+
+    batch: BatchId
+
+
+class Withdrawn(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="withdrawn"):
+    """The create was answered 503 because its acknowledgement stayed uncertain: the batch never was."""
+
+    batch: BatchId
+
+
+class Settled(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="settled"):
+    """Every record has its verdict. Counts include the rejected records."""
+
+    batch: BatchId
+    completed: int
+    failed: int
+    usage: UsageTotals
+    cause: Cause
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="ended"):
+    """The result files are in place; written by the sink as the last fact of a batch."""
+
+    batch: BatchId
+    status: str
+    output: ResultFile | None
+    error: ResultFile | None
+
+
+BatchFact = Created | Enqueued | Cancel | Withdrawn | Settled | Ended
+
+
+class FileStored(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="stored"):
+    """An uploaded file is complete and checked. `seconds` of life count from the fact's append time."""
+
+    file: FileId
+    organization: OrganizationId
+    object: str
+    bytes: int
+    purpose: str = "batch"
+    ttl_s: int = 2_592_000
+
+
+class FileDeleted(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="deleted"):
+    """The file is gone, whatever else is said of it and in whatever order it arrives."""
+
+    file: FileId
+    organization: OrganizationId
+
+
+FileFact = FileStored | FileDeleted
+
+
+class KeyRole(Enum):
+    ORGANIZATION = "organization"
+    FINANCE = "finance"
+    OPERATOR = "operator"
+
+
+class KeyIssued(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="issued"):
+    """An API key, known by the SHA-256 of its text only."""
+
+    key_id: str
+    sha256: str
+    organization: OrganizationId
+    role: KeyRole
+    name: str = ""
+    hint: str = ""
+    """First characters of the key, for people to recognize it by."""
+
+
+class KeyRevoked(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="revoked"):
+    key_id: str
+
+
+KeyFact = KeyIssued | KeyRevoked
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """First live claim for an organization's idempotency key (or body hash) decides the batch's id."""
+
+    claim: str
+    scope: str
+    """`key:<organization>:<Idempotency-Key>` or `body:<organization>:<hash>`."""
+    body_sha256: str
+    batch: BatchId
+    input_file_id: FileId
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of a running batch; of several the one with the greatest `upto` holds."""
+
+    batch: BatchId
+    upto: int
+    completed: int
+    failed: int
+    usage: UsageTotals
+
+
+def batch_key(fact: BatchFact, attempt: str) -> str:
+    """Kafka key of a batch fact: own to its writer, so that compaction keeps every writer's."""
+    return f"{fact.batch}:{fact.__struct_config__.tag}:{attempt}"

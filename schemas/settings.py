@@ -1,0 +1,129 @@
+"""The settings tree. Decoded once from TOML and `OPENRELAY_` variables; see `services.settings`."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table people write by hand: a key we do not know is a typo."""
+
+
+class Kafka(Strict):
+    bootstrap: str
+    """`host:port[,host:port]` of the cluster."""
+    replication_factor: int = 1
+    """Copies of every partition; 3 on a cluster, with min.insync.replicas 2."""
+    partitions: int = 8
+    """Partitions of the topics that follow a batch (results, outputs, errors, usage, batches)."""
+    request_partitions: int = 8
+    """Partitions of each model's request topic: at most this many dispatchers share a model."""
+
+
+class ClickHouse(Strict):
+    url: str
+    """`http://[user[:password]@]host:port`."""
+
+
+class Storage(Strict):
+    url: str
+    """`file:///dir`, `s3://bucket/prefix`, `gs://…` or `az://…`."""
+    options: dict[str, str] = {}
+    """Passed to the object store client: endpoint, region, credentials."""
+
+
+class Secrets(Strict):
+    keys: tuple[str, ...]
+    """Base64 of 32 bytes each. The first seals and signs, all open and verify."""
+
+    def __repr__(self) -> str:
+        return f"Secrets({len(self.keys)} keys)"
+
+
+class Http(Strict):
+    cors_origins: tuple[str, ...] = ()
+    """Origins that may presign, PUT and complete from a browser; `*` for any."""
+    public_url: str | None = None
+    """Base of the URLs we hand out, e.g. `https://inference.example.com`; default: as the request came."""
+
+
+class Limits(Strict):
+    completion_window_s: float = 86_400
+    """Life of a batch from its creation."""
+    request_time_limit_s: float = 1_800
+    """One model call, from the moment it is sent."""
+    max_attempts: int = 5
+    """Calls sent for one record that failed on the server's side."""
+    retry_backoff_s: float = 1.0
+    """Wait before the second attempt; doubles each time, up to 60 s."""
+    expiry_grace_s: float = 60
+    """After the window, how long settle waits for dispatchers to close a batch before it does."""
+    drain_s: float = 20
+    """How long a stopping process lets running calls finish."""
+    max_file_bytes: int = 200_000_000
+    max_records: int = 50_000
+    max_record_bytes: int = 16_777_216
+    presign_ttl_s: int = 900
+    file_ttl_s: int = 2_592_000
+    max_waiting_records: int = 5_000_000
+    """Per organization: accepted records of batches that have not ended."""
+    max_concurrent_uploads: int = 32
+
+
+class Egress(Strict):
+    allow_cidrs: tuple[str, ...] = ()
+    """Non-public ranges that tools and callbacks may connect to."""
+    allow_http: bool = False
+    """Whether tools and callbacks may use plain http."""
+
+
+class Organization(Strict):
+    id: str
+    features: tuple[str, ...] = ("batch",)
+    """`batch` opens the batch and file routes, `workflows` allows `openrelay.workflow`."""
+    api_keys: tuple[str, ...] = ()
+    """Taken as written; for development. `openrelay keys create` otherwise."""
+    weight: float = 1.0
+    """Share of the GPUs relative to other organizations with work waiting."""
+
+    def __repr__(self) -> str:
+        return f"Organization(id={self.id!r}, features={self.features!r}, {len(self.api_keys)} keys)"
+
+
+class Pool(Strict):
+    base_url: str
+    """OpenAI-compatible server, up to and with `/v1`."""
+    api_key: str | None = None
+    model: str | None = None
+    """The model's name on that server; default: the same."""
+    max_concurrency: int = 256
+    """Calls that all dispatchers together may have running there."""
+
+    def __repr__(self) -> str:
+        return (
+            f"Pool(base_url={self.base_url!r}, model={self.model!r}, max_concurrency={self.max_concurrency})"
+        )
+
+
+class Model(Strict):
+    input_nano_usd_per_mtok: int
+    output_nano_usd_per_mtok: int
+    cached_input_nano_usd_per_mtok: int | None = None
+    """Default: the input price."""
+    pools: tuple[Pool, ...] = ()
+
+
+class Settings(Strict):
+    """Everything a process needs to know, resolved: nothing here says "embedded" any more."""
+
+    data_dir: str
+    """Directory for local state: read model, spools, logs."""
+    kafka: Kafka
+    clickhouse: ClickHouse
+    storage: Storage
+    secrets: Secrets
+    http: Http = Http()
+    limits: Limits = Limits()
+    egress: Egress = Egress()
+    organizations: tuple[Organization, ...] = ()
+    models: dict[str, Model] = {}
