@@ -9,7 +9,7 @@ class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A table people write by hand: a key we do not know is a typo."""
 
 
-class Kafka(Strict):
+class Kafka(Strict, frozen=True, kw_only=True):
     bootstrap: str
     """`host:port[,host:port]` of the cluster."""
     replication_factor: int = 1
@@ -20,19 +20,19 @@ class Kafka(Strict):
     """Partitions of each model's request topic: at most this many dispatchers share a model."""
 
 
-class ClickHouse(Strict):
+class ClickHouse(Strict, frozen=True, kw_only=True):
     url: str
     """`http://[user[:password]@]host:port`."""
 
 
-class Storage(Strict):
+class Storage(Strict, frozen=True, kw_only=True):
     url: str
     """`file:///dir`, `s3://bucket/prefix`, `gs://…` or `az://…`."""
     options: dict[str, str] = {}
     """Passed to the object store client: endpoint, region, credentials."""
 
 
-class Secrets(Strict):
+class Secrets(Strict, frozen=True, kw_only=True):
     keys: tuple[str, ...]
     """Base64 of 32 bytes each. The first seals and signs, all open and verify."""
 
@@ -40,14 +40,14 @@ class Secrets(Strict):
         return f"Secrets({len(self.keys)} keys)"
 
 
-class Http(Strict):
+class Http(Strict, frozen=True, kw_only=True):
     cors_origins: tuple[str, ...] = ()
     """Origins that may presign, PUT and complete from a browser; `*` for any."""
     public_url: str | None = None
     """Base of the URLs we hand out, e.g. `https://inference.example.com`; default: as the request came."""
 
 
-class Limits(Strict):
+class Limits(Strict, frozen=True, kw_only=True):
     completion_window_s: float = 86_400
     """Life of a batch from its creation."""
     request_time_limit_s: float = 1_800
@@ -70,14 +70,14 @@ class Limits(Strict):
     max_concurrent_uploads: int = 32
 
 
-class Egress(Strict):
+class Egress(Strict, frozen=True, kw_only=True):
     allow_cidrs: tuple[str, ...] = ()
     """Non-public ranges that tools and callbacks may connect to."""
     allow_http: bool = False
     """Whether tools and callbacks may use plain http."""
 
 
-class Organization(Strict):
+class Organization(Strict, frozen=True, kw_only=True):
     id: str
     features: tuple[str, ...] = ("batch",)
     """`batch` opens the batch and file routes, `workflows` allows `openrelay.workflow`."""
@@ -90,7 +90,7 @@ class Organization(Strict):
         return f"Organization(id={self.id!r}, features={self.features!r}, {len(self.api_keys)} keys)"
 
 
-class Pool(Strict):
+class Pool(Strict, frozen=True, kw_only=True):
     base_url: str
     """OpenAI-compatible server, up to and with `/v1`."""
     api_key: str | None = None
@@ -105,7 +105,7 @@ class Pool(Strict):
         )
 
 
-class Model(Strict):
+class Model(Strict, frozen=True, kw_only=True):
     input_nano_usd_per_mtok: int
     output_nano_usd_per_mtok: int
     cached_input_nano_usd_per_mtok: int | None = None
@@ -113,7 +113,7 @@ class Model(Strict):
     pools: tuple[Pool, ...] = ()
 
 
-class Settings(Strict):
+class Settings(Strict, frozen=True, kw_only=True):
     """Everything a process needs to know, resolved: nothing here says "embedded" any more."""
 
     data_dir: str
