@@ -1,0 +1,136 @@
+"""What every process of a stack has in common: its log, its word that it serves, its end with its parent.
+
+A supervisor starts a role with `spawn` and hears from it through a pipe: the role calls `signal_ready` once
+it serves. A child dies with its parent, whatever kills the parent: the kernel sends SIGKILL when the thread
+that spawned it ends (so spawn from the main thread only), and a child that was forked too late to be told
+checks for itself that its parent is still there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+READY_FD = "OPENRELAY_READY_FD"
+"""Names the pipe on which a supervised role says that it serves."""
+
+_PR_SET_PDEATHSIG = 1
+_prctl: Callable[..., int] | None = None
+if sys.platform == "linux":
+    _prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+
+def signal_ready() -> None:
+    """Tell the supervisor that this process serves; without a supervisor, nothing happens.
+
+    May be called again (after a reload): only the first call says anything.
+    """
+    name = os.environ.pop(READY_FD, None)
+    if name is None:
+        return
+    handle = int(name)
+    try:
+        os.write(handle, b"ready\n")
+    finally:
+        os.close(handle)
+
+
+def spawn(
+    command: Sequence[str],
+    *,
+    log: Path,
+    environ: Mapping[str, str],
+    ready: bool = True,
+    cwd: Path | None = None,
+) -> tuple[subprocess.Popen[bytes], int | None]:
+    """Start a child that dies with this process; its output is appended to `log`.
+
+    Returns the process and, with `ready`, the reading end of its ready pipe (non-blocking): one line when
+    it serves, end of file when it died before. Call it from the main thread.
+    """
+    reading: int | None = None
+    inherited: tuple[int, ...] = ()
+    variables = dict(environ)
+    variables.pop(READY_FD, None)
+    if ready:
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        inherited = (writing,)
+        variables[READY_FD] = str(writing)
+    try:
+        with log.open("ab") as output:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=variables,
+                cwd=cwd,
+                pass_fds=inherited,
+                start_new_session=True,  # an interrupt at the terminal reaches the supervisor alone
+                preexec_fn=_die_with(os.getpid()),
+            )
+    except BaseException:
+        if reading is not None:
+            os.close(reading)
+        raise
+    finally:
+        for handle in inherited:
+            os.close(handle)
+    return child, reading
+
+
+def _die_with(parent: int) -> Callable[[], None]:
+    def between_fork_and_exec() -> None:
+        if _prctl is not None:
+            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it died before the kernel knew what to do then
+            os._exit(1)
+
+    return between_fork_and_exec
+
+
+def configure_log(role: str) -> None:
+    """One JSON object a line on standard error, from structlog and from the standard library alike."""
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=shared,
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            structlog.processors.dict_tracebacks,
+            structlog.processors.JSONRenderer(),
+        ],
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.INFO)
+    for noisy in ("httpx", "httpcore", "faust", "aiokafka", "asyncio"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.PositionalArgumentsFormatter(),
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(role=role, pid=os.getpid())
