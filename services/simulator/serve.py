@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -41,10 +42,19 @@ def run(
         concurrency=concurrency,
         log_bodies=log_bodies,
     )
+    allow_open_files()
     with ExitStack() as stack:
         log = None if call_log is None else stack.enter_context(open(call_log, "ab"))
         model = SimulatedModel(models or [], options, Calls(log), seed)
         uvloop.run(_serve(host, port, model, ready))
+
+
+def allow_open_files(wanted: int = 65_536) -> None:
+    """Raise this process's limit of open files as far as it may: a connection takes one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 async def _serve(host: str, port: int, model: SimulatedModel, ready: Callable[[], None] | None) -> None:
