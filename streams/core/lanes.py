@@ -1,0 +1,168 @@
+"""How far a dispatcher got with one batch in one request partition.
+
+Positions go through `unread -> reserved -> running -> finished`. Before any position is started, a done-set
+that covers it with `started_upto` is in the log; after its result is acknowledged it is set in `finished`.
+So a restored lane knows which positions may have been running: those below `started_upto` that are not
+finished, the suspects. They run first. After two restores in a row that found suspects they run one at a
+time, each named in `probing` before it starts; a restore that finds one named gives it up.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from schemas.ids import BatchId
+from schemas.records import DoneSet
+from streams.core import bitmap
+from streams.core.extents import Positions, Run
+
+RESERVE = 32
+"""Positions covered ahead of the ones that start: one done-set for that many starts."""
+
+CAREFUL_AFTER = 2
+"""Restores that found suspects before they run one at a time."""
+
+
+class Lane:
+    """One batch in one partition. `now` never enters: the caller decides when to write a done-set."""
+
+    def __init__(
+        self,
+        batch: BatchId,
+        attempt: str,
+        topic: str,
+        partition: int,
+        runs: list[Run],
+        restored: DoneSet | None,
+    ) -> None:
+        self.batch = batch
+        self.attempt = attempt
+        self.topic = topic
+        self.partition = partition
+        self.positions = Positions(runs)
+        self.finished = bitmap.empty(self.positions.count)
+        self.running: set[int] = set()
+        self.started_upto = 0
+        self.crashes = 0
+        self.probing: int | None = None
+        self.given_up: int | None = None
+        self.suspects: deque[int] = deque()
+        self._suspected: set[int] = set()
+        if restored is not None:
+            self._restore(restored)
+        self.acked_upto = 0 if self.crashes else self.started_upto
+        """Positions below this are covered by an acknowledged done-set."""
+        self._fresh = self.started_upto
+        self._low = 0
+
+    def _restore(self, done: DoneSet) -> None:
+        size = min(len(done.finished), len(self.finished))
+        self.finished[:size] = done.finished[:size]
+        self.started_upto = min(done.started_upto, self.positions.count)
+        self.suspects.extend(bitmap.unset(self.finished, self.started_upto))
+        if done.clean or not self.suspects:
+            return
+        self.crashes = done.crashes + 1
+        self._suspected.update(self.suspects)
+        if done.probing is not None and done.probing in self.suspects:
+            self.given_up = done.probing
+
+    @property
+    def careful(self) -> bool:
+        """Whether the suspects must run one at a time."""
+        return self.crashes >= CAREFUL_AFTER and bool(self._suspected)
+
+    @property
+    def unfinished(self) -> int:
+        return self.positions.count - bitmap.count(self.finished)
+
+    @property
+    def anything_unread(self) -> bool:
+        return bool(self.suspects) or self._fresh < self.positions.count
+
+    @property
+    def lowest_unfinished_offset(self) -> int | None:
+        """The offset below which everything of this batch is finished; None when all is."""
+        self._low = next(bitmap.unset(self.finished, self.positions.count, self._low), self.positions.count)
+        return None if self._low == self.positions.count else self.positions.offset(self._low)
+
+    def next_read(self, most: int) -> tuple[int, int] | None:
+        """The next positions to read, `(first, last)` inclusive and contiguous in the log; None when done.
+
+        Marks them read. Finished ones may lie between; skip them with `is_finished`.
+        """
+        if self.suspects:
+            first = self.suspects.popleft()
+            last = first
+            limit = self._last_of_run(first, 1 if self.crashes >= CAREFUL_AFTER else most)
+            while self.suspects and self.suspects[0] <= limit:
+                last = self.suspects.popleft()
+            return first, last
+        if self._fresh >= self.positions.count:
+            return None
+        first = self._fresh
+        last = self._last_of_run(first, most)
+        self._fresh = last + 1
+        return first, last
+
+    def unread(self, first: int, last: int) -> None:
+        """Give a read back: it failed and will be made again."""
+        self.suspects.extendleft(p for p in range(last, first - 1, -1) if not self.is_finished(p))
+
+    def is_finished(self, position: int) -> bool:
+        return bitmap.get(self.finished, position)
+
+    def reserve(self, position: int) -> bool:
+        """Cover `position` and some beyond it; whether a done-set must be written for that.
+
+        Asked early enough, the done-set is acknowledged before the positions it covers are due.
+        """
+        ahead = RESERVE if self.crashes == 0 else 1
+        wanted = min(self.positions.count, position + 1 + ahead // 2)
+        if wanted <= self.started_upto:
+            return False
+        self.started_upto = min(self.positions.count, position + 1 + ahead)
+        return True
+
+    def start(self, position: int) -> None:
+        self.running.add(position)
+
+    def abandon(self, position: int) -> None:
+        """The record will not run to its end here (cancelled, expired, handed over)."""
+        self.running.discard(position)
+
+    def finish(self, position: int) -> None:
+        """The result is acknowledged. The last suspect ends the suspicion."""
+        self.running.discard(position)
+        bitmap.set_bit(self.finished, position)
+        if self.probing == position:
+            self.probing = None
+        if self.crashes:
+            self._suspected.discard(position)
+            if not self._suspected:
+                self.crashes = 0
+
+    def done_set(self, *, clean: bool) -> DoneSet:
+        return DoneSet(
+            batch=self.batch,
+            attempt=self.attempt,
+            topic=self.topic,
+            partition=self.partition,
+            finished=bytes(self.finished).rstrip(b"\0"),
+            started_upto=self.started_upto,
+            crashes=self.crashes,
+            probing=self.probing,
+            clean=clean,
+        )
+
+    def key(self) -> str:
+        """Kafka key of the done-set."""
+        return done_key(self.topic, self.partition, self.batch, self.attempt)
+
+    def _last_of_run(self, first: int, most: int) -> int:
+        offset = self.positions.offset(first)
+        return first + min(most - 1, self.positions.run_end(first) - offset)
+
+
+def done_key(topic: str, partition: int, batch: BatchId, attempt: str) -> str:
+    return f"{topic}:{partition}:{batch}:{attempt}"

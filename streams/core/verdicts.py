@@ -1,0 +1,266 @@
+"""The arbiter: what happened to each record, decided once.
+
+`decide` is a function of the arbiter's state of one batch and the next record of the batch's partition of
+`results`, in the order of offsets. The first result of a record is its verdict; every later one is waste.
+Nothing else is consulted, no clock either, so reading the same records again gives the same verdicts, lines
+and usage: whatever was written before a crash is only written again, identically.
+
+    state = start(spec)
+    state, effects = decide(spec, state, offset, at_ms, result)
+
+A batch is settled when every accepted record has a verdict, or when every partition that holds records of it
+is closed (cancelled, expired, or nothing was accepted); the records left get one remainder. `nudge` says when
+settle must append a `closed` itself because no dispatcher will.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from schemas import ids
+from schemas.errors import RunCode
+from schemas.facts import Cause, Created, Settled
+from schemas.lines import LineError, LineResponse, ResultLine
+from schemas.money import UsageTotals
+from schemas.records import (
+    ALL_PARTITIONS,
+    Answered,
+    Closed,
+    Failed,
+    Ledger,
+    Line,
+    Remainder,
+    Result,
+    UsageRow,
+)
+from streams.core import bitmap, pricing
+from streams.core.lifecycle import BatchState
+
+_NULL = msgspec.Raw(b"null")
+
+
+class Spec(NamedTuple):
+    """What the arbiter needs to know of a batch; all of it from write-once facts."""
+
+    created: Created
+    billing_month: int
+    partitions: frozenset[int]
+    """Request partitions that hold records of the batch."""
+
+    @property
+    def accepted(self) -> int:
+        return self.created.total - self.created.rejected
+
+
+class Tally:
+    """The arbiter's state of one batch. `decide` changes it in place; `ledger` is its durable form."""
+
+    __slots__ = ("closed", "completed", "failed", "seen", "settled", "upto", "usage")
+
+    def __init__(self, spec: Spec) -> None:
+        self.seen = bitmap.empty(spec.created.total)
+        self.completed = 0
+        self.failed = 0
+        self.usage = UsageTotals()
+        self.closed: dict[int, str] = {}
+        self.upto = 0
+        self.settled = False
+
+    @classmethod
+    def restore(cls, spec: Spec, ledger: Ledger) -> Tally:
+        tally = cls(spec)
+        tally.seen[: len(ledger.seen)] = ledger.seen
+        tally.completed = ledger.completed
+        tally.failed = ledger.failed
+        tally.usage = ledger.usage
+        tally.closed = dict(ledger.closed)
+        tally.upto = ledger.upto
+        tally.settled = ledger.settled
+        return tally
+
+    def ledger(self, spec: Spec) -> Ledger:
+        return Ledger(
+            batch=spec.created.batch,
+            upto=self.upto,
+            seen=b"" if self.settled else bytes(self.seen),
+            completed=self.completed,
+            failed=self.failed,
+            usage=self.usage,
+            closed=self.closed,
+            settled=self.settled,
+        )
+
+
+class Effects(NamedTuple):
+    """What follows from one result, to be written before the ledger."""
+
+    output: Line | None = None
+    error: Line | Remainder | None = None
+    usage: UsageRow | None = None
+    settled: Settled | None = None
+    waste: bool = False
+
+
+WASTE = Effects(waste=True)
+
+
+def spec_of(state: BatchState, billing_month: int) -> Spec | None:
+    """None while the batch's facts do not yet say where its records lie."""
+    if state.created is None or state.enqueued is None:
+        return None
+    return Spec(state.created, billing_month, frozenset(state.enqueued.extents))
+
+
+def decide(spec: Spec, tally: Tally, offset: int, at_ms: int, result: Result) -> Effects:
+    """Apply the result at `offset` of the batch's partition of `results`, appended at `at_ms`."""
+    if offset < tally.upto:
+        return WASTE
+    tally.upto = offset + 1
+    if tally.settled:
+        return WASTE
+    match result:
+        case Closed():
+            return _close(spec, tally, result)
+        case Answered() | Failed():
+            if result.index >= spec.created.total or bitmap.get(tally.seen, result.index):
+                return WASTE
+            bitmap.set_bit(tally.seen, result.index)
+            return _accept(spec, tally, offset, at_ms, result)
+
+
+def nudge(state: BatchState, now_ms: int, grace_ms: int) -> Closed | None:
+    """The `closed` that settle appends when the batch can end and no dispatcher will say so."""
+    if not state.open or state.settled is not None or state.created is None:
+        return None
+    if state.enqueued is not None and not state.enqueued.extents:
+        reason = "done" if not state.accepted else "cancelled" if state.cancelled else "expired"
+    elif state.enqueued is not None and now_ms >= state.expires_at_ms + grace_ms:
+        reason = "expired"
+    else:
+        return None
+    return Closed(batch=state.created.batch, partition=ALL_PARTITIONS, reason=reason)
+
+
+def _accept(spec: Spec, tally: Tally, offset: int, at_ms: int, result: Answered | Failed) -> Effects:
+    created = spec.created
+    if isinstance(result, Answered):
+        tally.completed += 1
+        usage = _bill(spec, tally, offset, at_ms, result)
+        effects = Effects(output=_output_line(result), usage=usage)
+    else:
+        tally.failed += 1
+        effects = Effects(error=_error_line(result))
+    if tally.completed + tally.failed == created.total - created.rejected:
+        effects = effects._replace(settled=_settle(spec, tally, Cause.DONE))
+    return effects
+
+
+def _bill(spec: Spec, tally: Tally, offset: int, at_ms: int, result: Answered) -> UsageRow:
+    usage, total = result.usage, tally.usage
+    if usage is None:
+        tally.usage = msgspec.structs.replace(total, unmetered_requests=total.unmetered_requests + 1)
+        input_cost = output_cost = 0
+    else:
+        input_cost, output_cost = pricing.cost_parts(usage, spec.created.price)
+        tally.usage = UsageTotals(
+            input=total.input + usage.input,
+            output=total.output + usage.output,
+            cached=total.cached + usage.cached,
+            reasoning=total.reasoning + usage.reasoning,
+            cost_nano_usd=total.cost_nano_usd + input_cost + output_cost,
+            unmetered_requests=total.unmetered_requests,
+            billed_records=total.billed_records + 1,
+        )
+    return UsageRow(
+        request_index=result.index,
+        entry_id="usage",
+        completed_at_ms=at_ms,
+        input_tokens=usage.input if usage else 0,
+        cached_tokens=usage.cached if usage else 0,
+        output_tokens=usage.output if usage else 0,
+        cost_input_nano=input_cost,
+        cost_output_nano=output_cost,
+        output_offset=offset,
+        unmetered="" if usage else (result.unmetered or "usage missing"),
+    )
+
+
+def _close(spec: Spec, tally: Tally, closed: Closed) -> Effects:
+    partitions = spec.partitions if closed.partition == ALL_PARTITIONS else {closed.partition}
+    for partition in sorted(partitions):
+        tally.closed.setdefault(partition, closed.reason)
+    if not spec.partitions.issubset(tally.closed):
+        return Effects()
+    reasons = set(tally.closed.values()) if spec.partitions else {closed.reason}
+    cause = (
+        Cause.CANCELLED if "cancelled" in reasons else Cause.EXPIRED if "expired" in reasons else Cause.DONE
+    )
+    left = spec.accepted - tally.completed - tally.failed
+    remainder = None
+    if left:
+        code, message = _LEFT[cause]
+        remainder = Remainder(batch=spec.created.batch, seen=bytes(tally.seen), code=code, message=message)
+        tally.failed += left
+    return Effects(error=remainder, settled=_settle(spec, tally, cause))
+
+
+_LEFT = {
+    Cause.CANCELLED: (RunCode.BATCH_CANCELLED, "the batch was cancelled before this request was run"),
+    Cause.EXPIRED: (
+        RunCode.BATCH_EXPIRED,
+        "the batch's completion window ended before this request was finished",
+    ),
+    Cause.DONE: (RunCode.PROCESSING_FAILED, "the request was never laid out"),
+}
+
+
+def _settle(spec: Spec, tally: Tally, cause: Cause) -> Settled:
+    tally.settled = True
+    return Settled(
+        batch=spec.created.batch,
+        completed=tally.completed,
+        failed=tally.failed + spec.created.rejected,
+        usage=tally.usage,
+        cause=cause,
+    )
+
+
+def _output_line(result: Answered) -> Line:
+    body = result.body if isinstance(result.body, msgspec.Raw) else _NULL
+    return _line(
+        result,
+        ResultLine(
+            id=ids.line_id(result.batch, result.index),
+            custom_id=result.custom_id,
+            response=LineResponse(result.status_code, result.request_id, body),
+            error=None,
+        ),
+    )
+
+
+def _error_line(result: Failed) -> Line:
+    response = None
+    if result.status_code is not None:
+        body = result.body if isinstance(result.body, msgspec.Raw) else _NULL
+        response = LineResponse(result.status_code, result.request_id, body)
+    error = None if result.code is None else LineError(result.code, result.message or "")
+    return _line(
+        result,
+        ResultLine(
+            id=ids.line_id(result.batch, result.index),
+            custom_id=result.custom_id,
+            response=response,
+            error=error,
+        ),
+    )
+
+
+_encoder = msgspec.json.Encoder()
+
+
+def _line(result: Answered | Failed, line: ResultLine) -> Line:
+    return Line(
+        batch=result.batch, index=result.index, line=msgspec.Raw(_encoder.encode(line)), ref=result.ref
+    )

@@ -1,0 +1,79 @@
+"""One model server as the dispatcher sees it: slots, health, and when it may be tried again."""
+
+from __future__ import annotations
+
+from schemas.settings import Pool
+from streams.core.judge import Server
+from streams.core.limits import Limit
+
+FAILURES_TO_EJECT = 5
+"""Failing answers in a row after which an endpoint is left out while the model has others."""
+
+FIRST_OUT_S = 0.5
+LONGEST_OUT_S = 30.0
+
+
+class Endpoint:
+    """Times are seconds of the event loop's clock."""
+
+    def __init__(self, model: str, pool: Pool) -> None:
+        self.pool = pool
+        self.base_url = pool.base_url.rstrip("/")
+        self.remote_model = pool.model if pool.model not in (None, model) else None
+        """The model's name on this server, when it is another."""
+        self.limit = Limit(pool.max_concurrency)
+        self.in_flight = 0
+        self.out_until = 0.0
+        self.misconfigured = False
+        self.retired = False
+        self._times_out = 0
+        self._failures = 0
+        self._trial = False
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self.pool.api_key is None else {"Authorization": f"Bearer {self.pool.api_key}"}
+
+    def free(self, now: float) -> int:
+        """Calls that may be started at once."""
+        if self.retired or now < self.out_until:
+            return 0
+        return max(0, self.limit.value - self.in_flight)
+
+    def report(self, server: Server, *, sent_at: float, now: float, alone: bool) -> None:
+        """Account for the outcome of a call. `alone`: the model has no other endpoint in service."""
+        match server:
+            case Server.GOOD:
+                self._failures = 0
+                self._times_out = 0
+                self.misconfigured = False
+                if self._trial:
+                    self.limit.double()
+                    self._trial = self.limit.value < self.limit.maximum
+                else:
+                    self.limit.good(self.in_flight)
+            case Server.OVERLOADED:
+                self.limit.overloaded(sent_at, now)
+            case Server.FAILING:
+                self._failures += 1
+                if self._failures >= FAILURES_TO_EJECT and not alone:
+                    self.put_out(now)
+            case Server.OUT:
+                self.put_out(now)
+            case Server.MISCONFIGURED:
+                self.misconfigured = True
+                self.put_out(now)
+
+    def hold(self, until: float) -> None:
+        """The server asked for a pause (Retry-After)."""
+        self.out_until = max(self.out_until, until)
+
+    def put_out(self, now: float) -> None:
+        """Out of service, each time in a row for twice as long; it comes back with one call."""
+        if now < self.out_until:
+            return
+        self.out_until = now + min(LONGEST_OUT_S, FIRST_OUT_S * 2.0**self._times_out)
+        self._times_out += 1
+        self._failures = 0
+        self._trial = True
+        self.limit.restart(1)

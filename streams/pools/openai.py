@@ -1,0 +1,111 @@
+"""Calls to OpenAI-compatible model servers.
+
+Over aiohttp itself: a whole dispatch loop costs 0.2 CPU ms a record with it and 0.5 with httpx on top
+(measured), and this is the one place where that matters. Client timeouts are per read, so each call is
+bounded as a whole. Answers are taken uncompressed and up to a size, so that no server can fill the memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import aiohttp
+
+from streams.core.judge import Broken, Outcome, Reply, TimedOut, Unreachable
+from streams.pools.endpoint import Endpoint
+
+MAX_ANSWER_BYTES = 32 * 1024 * 1024
+CONNECT_TIMEOUT_S = 10.0
+PROBE_TIMEOUT_S = 5.0
+KEEP_ALIVE_S = 3.0
+"""Shorter than servers keep idle connections (uvicorn 5 s), so that we do not send into one just closed."""
+
+_HEADERS = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
+
+
+class OpenAIClient:
+    """One connection pool for all endpoints of a process. Use within one event loop."""
+
+    def __init__(self) -> None:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+            auto_decompress=False,
+            trust_env=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("User-Agent",),
+            headers=_HEADERS,
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def call(self, endpoint: Endpoint, route: str, body: bytes, *, timeout_s: float) -> Outcome:
+        """POST `body` to `route` (`/v1/…`); never raises for what a server or network does."""
+        url = endpoint.base_url + route.removeprefix("/v1")
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                self._session.post(
+                    url, data=body, headers=endpoint.headers, allow_redirects=False
+                ) as response,
+            ):
+                answer = await _read_capped(response)
+                if answer is None:
+                    return Broken(f"the answer is over {MAX_ANSWER_BYTES} bytes")
+                return Reply(
+                    response.status,
+                    answer,
+                    response.headers.get("x-request-id"),
+                    _retry_after(response.headers.get("Retry-After")),
+                )
+        except TimeoutError as error:
+            if isinstance(error, aiohttp.ConnectionTimeoutError):
+                return Unreachable(f"connecting took over {CONNECT_TIMEOUT_S} s")
+            return TimedOut()
+        except aiohttp.ClientConnectorError as error:
+            return Unreachable(str(error))
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            return Broken(f"{type(error).__name__}: {error}"[:300])
+
+    async def healthy(self, endpoint: Endpoint) -> bool:
+        """Whether `/health` answers; a server without it (404) is not sick."""
+        root = endpoint.base_url.removesuffix("/v1")
+        status = await self._probe(f"{root}/health", endpoint)
+        return status is not None and status < 500
+
+    async def key_accepted(self, endpoint: Endpoint) -> bool:
+        """Whether the server takes our key for its list of models."""
+        return await self._probe(f"{endpoint.base_url}/models", endpoint) == 200
+
+    async def _probe(self, url: str, endpoint: Endpoint) -> int | None:
+        try:
+            async with (
+                asyncio.timeout(PROBE_TIMEOUT_S),
+                self._session.get(url, headers=endpoint.headers, allow_redirects=False) as response,
+            ):
+                return response.status
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            return None
+
+
+async def _read_capped(response: aiohttp.ClientResponse) -> bytes | None:
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in response.content.iter_any():
+        size += len(chunk)
+        if size > MAX_ANSWER_BYTES:
+            response.close()
+            return None
+        chunks.append(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _retry_after(value: Any) -> float | None:
+    """Seconds; the date form and nonsense count as absent."""
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        return None
+    return seconds if 0 <= seconds < 86_400 else None

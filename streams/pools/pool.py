@@ -1,0 +1,50 @@
+"""All endpoints of one model: who takes the next call."""
+
+from __future__ import annotations
+
+from schemas.settings import Model
+from streams.core.extents import share
+from streams.pools.endpoint import Endpoint
+
+
+class ModelPool:
+    """Not thread-safe: for one event loop."""
+
+    def __init__(self, model: str, settings: Model) -> None:
+        self.model = model
+        self.endpoints: list[Endpoint] = []
+        self._share: tuple[frozenset[int], int] = (frozenset(), 1)
+        self.configure(settings)
+
+    def configure(self, settings: Model) -> None:
+        """Endpoints appear and vanish; a vanished one finishes the calls it has."""
+        known = {endpoint.pool: endpoint for endpoint in self.endpoints}
+        kept = [known.pop(pool, None) or Endpoint(self.model, pool) for pool in settings.pools]
+        for endpoint in known.values():
+            endpoint.retired = True
+        self.endpoints = kept
+        self.own(*self._share)
+
+    def own(self, owned: frozenset[int], partitions: int) -> None:
+        """This process owns these of the model's request partitions, and so that share of every limit."""
+        self._share = (owned, partitions)
+        for endpoint in self.endpoints:
+            endpoint.limit.resize(share(endpoint.pool.max_concurrency, set(owned), partitions))
+
+    def free(self, now: float) -> int:
+        return sum(endpoint.free(now) for endpoint in self.endpoints)
+
+    def in_service(self, now: float) -> int:
+        return sum(now >= endpoint.out_until for endpoint in self.endpoints)
+
+    def acquire(self, now: float, avoid: Endpoint | None = None) -> Endpoint | None:
+        """A slot on the least loaded endpoint, if one is free; release it by decrementing `in_flight`.
+
+        `avoid` is the endpoint that failed this record last: others are preferred.
+        """
+        free = [endpoint for endpoint in self.endpoints if endpoint.free(now)]
+        if not free:
+            return None
+        best = min(free, key=lambda endpoint: (endpoint is avoid, endpoint.in_flight / endpoint.limit.value))
+        best.in_flight += 1
+        return best
