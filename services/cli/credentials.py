@@ -1,0 +1,173 @@
+"""Which server `orl` talks to, and with which key.
+
+The key and the base URL are looked for in three places, the first that has one wins: the environment
+(`OPENRELAY_API_KEY`, `OPENRELAY_BASE_URL`), what `orl auth login` stored, a stack started by `openrelay up`
+in the default data directory. A stored key is sent only to the base URL it was stored for, and the key of
+a running stack only to that stack.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
+import platformdirs
+
+DEFAULT_BASE_URL = "https://inference.openrelay.inc/v1"
+DEFAULT_CONTROL_URL = "https://api.openrelay.inc"
+
+
+class NoCredentials(Exception):
+    """Nothing says where to go or with which key; the message says what to do about it."""
+
+
+class BadUrl(Exception):
+    """Not the address of a server."""
+
+
+class Target(msgspec.Struct, frozen=True):
+    """A server to talk to. `control_url` is None if nothing says where its control host is."""
+
+    base_url: str
+    api_key: str
+    control_url: str | None
+
+
+class _Login(msgspec.Struct, frozen=True):
+    api_key: str
+    control_url: str | None = None
+
+
+class _Stored(msgspec.Struct, frozen=True):
+    """The credentials file: keys by base URL, and the base URL of the last login."""
+
+    current: str | None = None
+    logins: dict[str, _Login] = {}
+
+
+class _Connection(msgspec.Struct, frozen=True):
+    """What `openrelay up` writes about a running stack."""
+
+    base_url: str
+    control_url: str
+    api_key: str
+    pids: dict[str, int]
+
+
+class Places(msgspec.Struct, frozen=True):
+    """Where to look: the environment and two directories."""
+
+    environ: Mapping[str, str]
+    config_dir: Path
+    data_dir: Path
+
+    @property
+    def credentials(self) -> Path:
+        return self.config_dir / "credentials.json"
+
+
+def places() -> Places:
+    """Those of this user."""
+    return Places(
+        os.environ,
+        platformdirs.user_config_path("openrelay"),
+        platformdirs.user_data_path("openrelay"),
+    )
+
+
+def resolve(where: Places) -> Target:
+    """The server to talk to. Raises NoCredentials, BadUrl."""
+    stored = _read_stored(where.credentials)
+    running = _running(where.data_dir)
+    url, key = where.environ.get("OPENRELAY_BASE_URL"), where.environ.get("OPENRELAY_API_KEY")
+    if url:
+        base_url = normal_base_url(url)
+    elif stored.current is not None:
+        base_url = stored.current
+    elif running is not None:
+        base_url = running.base_url
+    else:
+        base_url = DEFAULT_BASE_URL
+    login = stored.logins.get(base_url)
+    here = running if running is not None and running.base_url == base_url else None
+    if not key:
+        key = login.api_key if login is not None else here.api_key if here is not None else None
+    if not key:
+        raise NoCredentials(
+            f"No API key for {base_url}: run `orl auth login`, set OPENRELAY_API_KEY, "
+            "or start a local stack with `openrelay up`."
+        )
+    control_url = where.environ.get("OPENRELAY_CONTROL_URL") or (login and login.control_url)
+    if not control_url:
+        control_url = here.control_url if here is not None else _control_url_of(base_url)
+    return Target(base_url, key.strip(), control_url.rstrip("/") if control_url else None)
+
+
+def store(where: Places, base_url: str, api_key: str, control_url: str | None) -> None:
+    """Keep a key for its base URL, readable by this user only, and make that URL the current one."""
+    stored = _read_stored(where.credentials)
+    logins = {**stored.logins, base_url: _Login(api_key, control_url)}
+    _write(where.credentials, _Stored(base_url, logins))
+
+
+def forget(where: Places, base_url: str | None) -> str | None:
+    """Drop the key of a base URL, by default the current one; returns the URL, None if there was no key."""
+    stored = _read_stored(where.credentials)
+    url = base_url or stored.current
+    if url is None or url not in stored.logins:
+        return None
+    logins = {kept: login for kept, login in stored.logins.items() if kept != url}
+    current = next(iter(logins), None) if stored.current == url else stored.current
+    _write(where.credentials, _Stored(current, logins))
+    return url
+
+
+def normal_base_url(text: str) -> str:
+    """The base URL without a slash at its end; `/v1` is added where a path is missing. Raises BadUrl."""
+    parts = urlsplit(text.strip())
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise BadUrl(f"{text!r} is not an http or https URL.")
+    path = parts.path.rstrip("/") or "/v1"
+    return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
+
+
+def _control_url_of(base_url: str) -> str | None:
+    """The control host of a base URL whose owner did not say: ours, or the next port as in `openrelay up`."""
+    if base_url == DEFAULT_BASE_URL:
+        return DEFAULT_CONTROL_URL
+    parts = urlsplit(base_url)
+    if parts.port is None:
+        return None
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    return f"{parts.scheme}://{host}:{parts.port + 1}"
+
+
+def _read_stored(path: Path) -> _Stored:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Stored)
+    except FileNotFoundError:
+        return _Stored()
+    except (OSError, msgspec.MsgspecError) as fault:
+        raise NoCredentials(f"{path} cannot be read: {fault}. Remove it and log in again.") from fault
+
+
+def _write(path: Path, stored: _Stored) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}")
+    handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(stored)))
+    os.replace(partial, path)
+
+
+def _running(data_dir: Path) -> _Connection | None:
+    """The stack running in `data_dir`. A file left by one that was killed names dead processes."""
+    try:
+        connection = msgspec.json.decode((data_dir / "connection.json").read_bytes(), type=_Connection)
+        os.kill(connection.pids["api"], 0)
+    except (OSError, msgspec.MsgspecError, KeyError):
+        return None
+    return connection
