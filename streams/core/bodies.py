@@ -55,6 +55,22 @@ def without_member(data: bytes, name: str) -> bytes:
     return (text[: start if first else before] + text[end:]).encode()
 
 
+def with_model(data: bytes, model: str) -> bytes:
+    """The bytes of a JSON object with another value for its member `model`; unchanged when it has none."""
+    text = data.decode()
+    position = _skip(text, 0) + 1
+    while text[_skip(text, position)] == '"':
+        key, position = _SKIPPER.raw_decode(text, _skip(text, position))
+        value = _skip(text, _skip(text, position) + 1)
+        end = _SKIPPER.raw_decode(text, value)[1]
+        if key == "model":
+            return (text[:value] + json.dumps(model) + text[end:]).encode()
+        position = _skip(text, end) + 1
+        if text[position - 1] == "}":
+            break
+    return data
+
+
 def _skip(text: str, position: int) -> int:
     """The next position that is not whitespace."""
     while text[position] in _WHITESPACE:

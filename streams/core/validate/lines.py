@@ -80,7 +80,7 @@ class Lines:
     def end(self) -> Iterator[Line]:
         """The last line, when the file does not end with a line end."""
         if not self._started:
-            self._keep(self._begin())
+            yield from self.feed(self._begin())
         yield from self._close()
 
     def _begin(self) -> bytes:
