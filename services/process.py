@@ -12,6 +12,7 @@ import ctypes
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +43,27 @@ def signal_ready() -> None:
         os.write(handle, b"ready\n")
     finally:
         os.close(handle)
+
+
+class PortTaken(Exception):
+    """Another program listens there; the message names the port."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening TCP socket; raises PortTaken.
+
+    Its protocol is named, since asyncio switches Nagle's delay off only on sockets that say they are TCP.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise PortTaken(f"cannot listen on {host} port {port}: {error.strerror}") from error
+    return listener
 
 
 def spawn(

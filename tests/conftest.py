@@ -7,12 +7,24 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.broker import EmbeddedBroker
+from tests.support.warehouse import EmbeddedWarehouse
 
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
     """An embedded broker for the session. A test that kills it starts it again before it ends."""
     running = EmbeddedBroker(tmp_path_factory.mktemp("kafka"))
+    running.start()
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+@pytest.fixture(scope="session")
+def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedWarehouse]:
+    """An embedded warehouse for the session, without tables."""
+    running = EmbeddedWarehouse(tmp_path_factory.mktemp("warehouse"))
     running.start()
     try:
         yield running
