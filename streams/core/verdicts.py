@@ -116,7 +116,7 @@ def spec_of(state: BatchState, billing_month: int) -> Spec | None:
 def decide(spec: Spec, tally: Tally, offset: int, at_ms: int, result: Result) -> Effects:
     """Apply the result at `offset` of the batch's partition of `results`, appended at `at_ms`."""
     if offset < tally.upto:
-        return WASTE
+        return Effects()
     tally.upto = offset + 1
     if tally.settled:
         return WASTE

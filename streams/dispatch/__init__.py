@@ -1,0 +1,28 @@
+"""Dispatch: Kafka as a fair queue in front of the model servers.
+
+A consumer group only says which request partitions are ours. Where a batch's records lie there is known from
+its `enqueued` fact, so they are read by position, for whichever batch is due, no more than can soon start.
+
+    facts ──► jobs ──► schedule ── pick ──► backlog ── work ──► call ──► results ──► done-sets
+                         ▲                                        │
+                         └────────────── free slot ◄──────────────┘
+
+What happens to a record here, and what is true if the process dies between two steps:
+
+1. its position is covered by an acknowledged done-set (`reserve`)
+      dies: the position counts as possibly running; it runs again
+2. a slot of an endpoint is taken, the model is called
+      dies: the call is lost and made again
+3. the result is produced to `results`, in the batch's partition
+      dies unacknowledged: as 2, and if it did arrive the arbiter drops the second result
+4. the acknowledged position is set in the done-set, written at most 50 ms later
+      dies in between: as 3
+5. when a batch is cancelled or expired, and none of its records runs here any more, `closed` follows the
+   last result of each of our partitions
+      dies before: the partition's next owner says it; twice is harmless
+
+jobs        one open batch: its state, its lanes (see `streams.core.lanes`), its tasks
+backlog     records read ahead and waiting: bounded in records and bytes
+calls       one record from its body to its result
+dispatcher  the loop that joins them
+"""

@@ -21,6 +21,7 @@ from streams.kafka import config
 from streams.kafka.messages import Delivery, DeliveryFailed
 
 POLL_S = 0.1
+OVERFLOW_RETRY_S = 0.02
 
 
 class Producer:
@@ -48,6 +49,22 @@ class Producer:
         `on_delivery` runs in the poll thread once the record is acknowledged. A failure is reported to
         `on_failure` when given, else by the next `flush`.
         """
+        while not self.offer(
+            topic, value, key=key, partition=partition, on_delivery=on_delivery, on_failure=on_failure
+        ):
+            self._client.poll(POLL_S)
+
+    def offer(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: str | None = None,
+        partition: int | None = None,
+        on_delivery: Callable[[Delivery], None] | None = None,
+        on_failure: Callable[[str], None] | None = None,
+    ) -> bool:
+        """Like `send`, but False at once when the queue is full."""
 
         def delivered(error: Any, message: Any) -> None:
             if error is not None:
@@ -61,12 +78,11 @@ class Producer:
         arguments: dict[str, Any] = {"on_delivery": delivered}
         if partition is not None:
             arguments["partition"] = partition
-        while True:
-            try:
-                self._client.produce(topic, value, key, **arguments)
-                return
-            except BufferError:
-                self._client.poll(POLL_S)
+        try:
+            self._client.produce(topic, value, key, **arguments)
+        except BufferError:
+            return False
+        return True
 
     def flush(self, timeout_s: float = 150.0) -> None:
         """Wait until everything sent is acknowledged.
@@ -94,12 +110,19 @@ class Producer:
 
 
 class AsyncProducer:
-    """For one event loop. Construct it inside the running loop."""
+    """For one event loop. Construct it inside the running loop.
+
+    Records that find the queue full wait in order behind each other; callers bound what they have pending.
+    """
 
     def __init__(self, kafka: Kafka, client_id: str) -> None:
         self._producer = Producer(kafka, client_id)
         self._loop = asyncio.get_running_loop()
         self._arrived: deque[tuple[asyncio.Future[Delivery], Delivery | str]] = deque()
+        self._overflow: deque[Callable[[], bool]] = deque()
+        self._all_queued = asyncio.Event()
+        """Set while nothing waits for room in the queue."""
+        self._all_queued.set()
         self._woken = False
 
     def submit(
@@ -114,9 +137,16 @@ class AsyncProducer:
                 self._woken = True
                 self._loop.call_soon_threadsafe(self._drain)
 
-        self._producer.send(
-            topic, value, key=key, partition=partition, on_delivery=arrived, on_failure=arrived
-        )
+        def offer() -> bool:
+            return self._producer.offer(
+                topic, value, key=key, partition=partition, on_delivery=arrived, on_failure=arrived
+            )
+
+        if self._overflow or not offer():
+            self._overflow.append(offer)
+            self._all_queued.clear()
+            if len(self._overflow) == 1:
+                self._loop.call_later(OVERFLOW_RETRY_S, self._offer_overflow)
         return future
 
     async def send(
@@ -126,7 +156,18 @@ class AsyncProducer:
         return await self.submit(topic, value, key=key, partition=partition)
 
     async def close(self, timeout_s: float = 10.0) -> None:
+        """Flush and end; what waits for room in the queue is given the same time."""
+        async with asyncio.timeout(timeout_s):
+            await self._all_queued.wait()
         await self._loop.run_in_executor(None, self._producer.close, timeout_s)
+
+    def _offer_overflow(self) -> None:
+        while self._overflow:
+            if not self._overflow[0]():
+                self._loop.call_later(OVERFLOW_RETRY_S, self._offer_overflow)
+                return
+            self._overflow.popleft()
+        self._all_queued.set()
 
     def _drain(self) -> None:
         self._woken = False

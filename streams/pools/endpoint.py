@@ -64,10 +64,6 @@ class Endpoint:
                 self.misconfigured = True
                 self.put_out(now)
 
-    def hold(self, until: float) -> None:
-        """The server asked for a pause (Retry-After)."""
-        self.out_until = max(self.out_until, until)
-
     def put_out(self, now: float) -> None:
         """Out of service, each time in a row for twice as long; it comes back with one call."""
         if now < self.out_until:

@@ -37,16 +37,29 @@ class OpenAIClient:
             skip_auto_headers=("User-Agent",),
             headers=_HEADERS,
         )
+        self._calls: dict[Endpoint, set[asyncio.Timeout]] = {}
+        self._given_up: set[asyncio.Timeout] = set()
 
     async def close(self) -> None:
         await self._session.close()
 
+    def give_up(self, endpoint: Endpoint) -> None:
+        """The server is sick: end the calls that run there, as broken."""
+        now = asyncio.get_running_loop().time()
+        for scope in self._calls.get(endpoint, ()):
+            if not scope.expired():
+                self._given_up.add(scope)
+                scope.reschedule(now)
+
     async def call(self, endpoint: Endpoint, route: str, body: bytes, *, timeout_s: float) -> Outcome:
         """POST `body` to `route` (`/v1/…`); never raises for what a server or network does."""
         url = endpoint.base_url + route.removeprefix("/v1")
+        scope = asyncio.timeout(timeout_s)
+        running = self._calls.setdefault(endpoint, set())
+        running.add(scope)
         try:
             async with (
-                asyncio.timeout(timeout_s),
+                scope,
                 self._session.post(
                     url, data=body, headers=endpoint.headers, allow_redirects=False
                 ) as response,
@@ -63,11 +76,14 @@ class OpenAIClient:
         except TimeoutError as error:
             if isinstance(error, aiohttp.ConnectionTimeoutError):
                 return Unreachable(f"connecting took over {CONNECT_TIMEOUT_S} s")
-            return TimedOut()
+            return Broken("the server's health is gone") if scope in self._given_up else TimedOut()
         except aiohttp.ClientConnectorError as error:
             return Unreachable(str(error))
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return Broken(f"{type(error).__name__}: {error}"[:300])
+        finally:
+            running.discard(scope)
+            self._given_up.discard(scope)
 
     async def healthy(self, endpoint: Endpoint) -> bool:
         """Whether `/health` answers; a server without it (404) is not sick."""

@@ -19,7 +19,7 @@ class ModelPool:
     def configure(self, settings: Model) -> None:
         """Endpoints appear and vanish; a vanished one finishes the calls it has."""
         known = {endpoint.pool: endpoint for endpoint in self.endpoints}
-        kept = [known.pop(pool, None) or Endpoint(self.model, pool) for pool in settings.pools]
+        kept = [known.pop(pool) if pool in known else Endpoint(self.model, pool) for pool in settings.pools]
         for endpoint in known.values():
             endpoint.retired = True
         self.endpoints = kept

@@ -1,0 +1,94 @@
+"""From a record's body to its result."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Any
+
+import msgspec
+
+from schemas.ids import BatchId
+from schemas.records import INLINE_BODY_BYTES, Answered, Failed, Ref, Request
+from streams.blobs.port import Blobs
+from streams.core import answers, bodies
+from streams.core.judge import CodedFailure, End, HttpFailure, Reply, Succeeded
+from streams.pools.endpoint import Endpoint
+
+
+class BodyStore:
+    """Bodies too large for a message: requests are read from the input, answers are put beside it."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
+
+    async def request(self, request: Request) -> bytes:
+        """The body to send; raises BlobMissing when the input object is gone."""
+        if isinstance(request.body, msgspec.Raw):
+            return bytes(request.body)
+        assert isinstance(request.ref, Ref), "a request has a body or says where it is"
+        ref = request.ref
+        line = await asyncio.to_thread(self._blobs.read_range, ref.object, ref.offset, ref.length)
+        return bodies.split_body(line)[1]
+
+    async def answer(self, batch: BatchId, index: int, body: bytes) -> dict[str, Any]:
+        """The field of a result that carries `body`.
+
+        Each run of a record writes an object of its own, so that a repeated one never changes what an
+        accepted result points to; the sink deletes a batch's objects when it has ended.
+        """
+        if len(body) <= INLINE_BODY_BYTES:
+            return {"body": msgspec.Raw(body)}
+        name = f"batches/{batch}/answers/{index}-{uuid.uuid4().hex}"
+        await asyncio.to_thread(self._blobs.put, name, body)
+        return {"ref": Ref(name, 0, len(body))}
+
+
+def body_for(endpoint: Endpoint, body: bytes) -> bytes:
+    """The body as `endpoint` wants it: byte-exact but for the model's name there, if it is another."""
+    if endpoint.remote_model is None:
+        return body
+    return bodies.with_model(body, endpoint.remote_model)
+
+
+async def result_of(
+    request: Request, end: End, store: BodyStore, *, model: str, renamed: bool
+) -> Answered | Failed:
+    """The record for `results`. `renamed`: the answer names the model as its server does."""
+    batch, index, custom_id = request.batch, request.index, request.custom_id
+    match end:
+        case Succeeded(reply, answer):
+            body = reply.body
+            if renamed and "model" in answer.parsed:
+                body = bodies.with_model(body, model)
+            return Answered(
+                batch=batch,
+                index=index,
+                custom_id=custom_id,
+                status_code=reply.status,
+                request_id=_request_id(reply),
+                usage=answer.usage,
+                unmetered=answer.unmetered,
+                **await store.answer(batch, index, answers.compact(body)),
+            )
+        case HttpFailure(reply):
+            return Failed(
+                batch=batch,
+                index=index,
+                custom_id=custom_id,
+                status_code=reply.status,
+                request_id=_request_id(reply),
+                **await store.answer(batch, index, answers.error_body(reply.body)),
+            )
+        case CodedFailure(code, message):
+            return failed(request, code, message)
+
+
+def failed(request: Request, code: str, message: str) -> Failed:
+    return Failed(
+        batch=request.batch, index=request.index, custom_id=request.custom_id, code=code, message=message
+    )
+
+
+def _request_id(reply: Reply) -> str:
+    return reply.request_id or f"req_{uuid.uuid4().hex}"

@@ -1,0 +1,689 @@
+"""The dispatcher's loop: facts, partitions, slots and results, joined in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import itertools
+import random
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import msgspec
+import structlog
+
+from schemas import topics
+from schemas.errors import RunCode
+from schemas.facts import BatchFact
+from schemas.ids import BatchId
+from schemas.records import Answered, Closed, DoneSet, Failed
+from schemas.settings import Settings
+from streams.blobs.port import Blobs
+from streams.core.judge import Again, Outcome, Reply, Server, judge
+from streams.core.lanes import Lane, done_key
+from streams.core.lifecycle import BatchState, fold
+from streams.core.schedule import Schedule
+from streams.dispatch.backlog import Backlog
+from streams.dispatch.calls import BodyStore, body_for, failed, result_of
+from streams.dispatch.done import DoneLog
+from streams.dispatch.jobs import Job, Work
+from streams.dispatch.results import Results
+from streams.kafka.admin import Admin, TopicPartition
+from streams.kafka.follow import Follower
+from streams.kafka.membership import Membership
+from streams.kafka.messages import Delivery, KafkaFailed, Message
+from streams.kafka.producer import AsyncProducer
+from streams.pools.endpoint import Endpoint
+from streams.pools.openai import OpenAIClient
+from streams.pools.pool import ModelPool
+
+GROUP = "dispatch"
+TICK_S = 0.05
+POSITIONS_EVERY_TICKS = 20
+
+HEALTH_EVERY_S = 2.0
+SICK_AFTER = 3
+"""Health checks in a row that fail before the calls at an endpoint are given up."""
+
+TOKENS_PER_BYTE = 0.25
+TOKENS_PER_RECORD = 256
+"""The service a record is charged with before anything is known of it."""
+
+log = structlog.get_logger("openrelay.dispatch")
+
+_decode_fact = msgspec.json.Decoder(BatchFact).decode
+
+
+class Dispatcher:
+    """One dispatcher process. Construct it inside the running loop."""
+
+    def __init__(self, settings: Settings, instance: str, blobs: Blobs) -> None:
+        self._settings = settings
+        self._instance = instance
+        self._loop = asyncio.get_running_loop()
+        self._store = BodyStore(blobs)
+        self._admin = Admin(settings.kafka, f"openrelay-{instance}-admin")
+        self._producer = AsyncProducer(settings.kafka, f"openrelay-{instance}-results")
+        self._done = DoneLog(settings.kafka, instance, self._producer, self._fail)
+        self._results = Results(settings.kafka, self._producer, self._fail)
+        self._backlog = Backlog(settings.kafka, f"openrelay-{instance}-backlog")
+        self._follower = Follower(
+            settings.kafka, f"openrelay-{instance}-facts", [topics.BATCHES], self._from_follower
+        )
+        self._membership = Membership(
+            settings.kafka,
+            GROUP,
+            instance,
+            [f"^{topics.REQUESTS_PREFIX.replace('.', chr(92) + '.')}.*"],
+            on_assigned=self._from_member(self._assigned),
+            on_revoked=self._from_member(self._revoked),
+            on_lost=self._from_member(self._lost),
+            positions=self._positions,
+            on_failed=self._from_member_failure,
+        )
+        self._client = OpenAIClient()
+        self._states: dict[BatchId, BatchState] = {}
+        self._gone: set[BatchId] = set()
+        """Batches that have ended: whatever is still said of them does not bring them back."""
+        self._jobs: dict[BatchId, Job] = {}
+        self._pools: dict[str, ModelPool] = {}
+        self._schedules: dict[str, Schedule] = {}
+        self._models = {topics.requests_name(model): model for model in settings.models}
+        self._partitions: dict[str, int] = {}
+        self._owned: set[TopicPartition] = set()
+        self._restored: dict[str, DoneSet] = {}
+        self._high: dict[TopicPartition, int] = {}
+        self._commit: dict[TopicPartition, int] = {}
+        self._careful: set[Lane] = set()
+        """Lanes whose suspects run one at a time; while there are any, nothing else runs."""
+        self._retries: list[tuple[float, int, Work, Job]] = []
+        self._sequence = itertools.count()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._prober: asyncio.Task[None] | None = None
+        self._stopping = False
+        self._failed: asyncio.Future[None] = self._loop.create_future()
+        self.configure(settings)
+
+    def configure(self, settings: Settings) -> None:
+        """Take new settings: endpoints and models appear and vanish without a restart."""
+        self._settings = settings
+        self._models = {topics.requests_name(model): model for model in settings.models}
+        self._weights = {organization.id: organization.weight for organization in settings.organizations}
+        for name, model in settings.models.items():
+            if name in self._pools:
+                self._pools[name].configure(model)
+            else:
+                self._pools[name] = ModelPool(name, model)
+                self._schedules[name] = Schedule()
+        for name in self._pools.keys() - settings.models.keys():
+            self._pools[name].configure(
+                msgspec.structs.replace(next(iter(settings.models.values())), pools=())
+            )
+
+    async def run(self, stopping: asyncio.Event, ready: Callable[[], None]) -> None:
+        """Dispatch until `stopping`, then let running calls finish and hand the partitions over.
+
+        Raises KafkaFailed when the log cannot be reached any more.
+        """
+        await asyncio.to_thread(self._follower.start)
+        await asyncio.to_thread(self._follower.wait_caught_up, 120.0)
+        self._membership.start()
+        housekeeping = [
+            asyncio.create_task(self._tick()),
+            asyncio.create_task(self._watch_health()),
+        ]
+        ready()
+        stop = asyncio.create_task(stopping.wait())
+        try:
+            ends: set[asyncio.Future[Any]] = {stop, self._failed, *housekeeping}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            self._stopping = True
+            for task in [*housekeeping, stop]:
+                task.cancel()
+            results = await asyncio.gather(*housekeeping, return_exceptions=True)
+            for result in results:
+                if isinstance(result, Exception):
+                    raise result
+            if self._failed.done():
+                self._failed.result()
+            await asyncio.to_thread(self._membership.stop)
+            if self._failed.done():
+                self._failed.result()
+        finally:
+            await self._close()
+
+    async def _close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.to_thread(self._follower.stop)
+        await self._client.close()
+        await self._producer.close()
+        await asyncio.to_thread(self._backlog.close)
+
+    # ---- from other threads ----
+
+    def _from_follower(self, messages: list[Message]) -> None:
+        """In the follower's thread: apply in the loop, and return when it is done."""
+        applied: Future[None] = Future()
+
+        def apply() -> None:
+            try:
+                for message in messages:
+                    self._fact(message)
+                self._pump()
+            except BaseException as error:
+                applied.set_exception(error)
+            else:
+                applied.set_result(None)
+
+        self._loop.call_soon_threadsafe(apply)
+        applied.result(timeout=60)
+
+    def _from_member(
+        self, handle: Callable[[list[TopicPartition]], Awaitable[None]]
+    ) -> Callable[[list[TopicPartition]], None]:
+        """In the membership's thread: run the handler in the loop and wait for it."""
+
+        async def call(partitions: list[TopicPartition]) -> None:
+            await handle(partitions)
+
+        def blocking(partitions: list[TopicPartition]) -> None:
+            asyncio.run_coroutine_threadsafe(call(partitions), self._loop).result()
+
+        return blocking
+
+    def _from_member_failure(self, error: BaseException) -> None:
+        self._loop.call_soon_threadsafe(self._fail, error)
+
+    def _positions(self) -> dict[TopicPartition, int]:
+        return self._commit
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._failed.done():
+            self._failed.set_exception(error)
+
+    # ---- facts ----
+
+    def _fact(self, message: Message) -> None:
+        if message.value is None:
+            return
+        fact = _decode_fact(message.value)
+        if fact.batch in self._gone:
+            return
+        state = fold(self._states.get(fact.batch, BatchState()), fact, message.timestamp_ms)
+        if state.ended is not None or state.withdrawn:
+            self._gone.add(fact.batch)
+            self._states.pop(fact.batch, None)
+            self._drop(fact.batch)
+            return
+        self._states[fact.batch] = state
+        self._consider(fact.batch, state)
+
+    def _consider(self, batch: BatchId, state: BatchState) -> None:
+        if state.settled is not None:
+            self._drop(batch)
+            return
+        if state.created is None or state.enqueued is None or not state.enqueued.extents:
+            return
+        job = self._jobs.get(batch)
+        if job is None:
+            job = self._jobs[batch] = Job(batch, state)
+            job.model = self._models.get(state.enqueued.topic, "")
+        job.state = state
+        for partition, runs in state.enqueued.extents.items():
+            where = (state.enqueued.topic, partition)
+            self._high[where] = max(self._high.get(where, 0), runs[-1][1] + 1)
+            if where in self._owned and partition not in job.lanes:
+                self._open_lane(job, partition)
+        if state.cancelled:
+            self._begin_close(job, "cancelled")
+
+    def _drop(self, batch: BatchId) -> None:
+        """The batch has its verdicts: stop what still runs, forget it, remove its done-sets."""
+        job = self._jobs.pop(batch, None)
+        if job is None:
+            return
+        self._unschedule(job)
+        self._backlog.drop(job)
+        for task in job.running:
+            task.cancel()
+        for lane in job.lanes.values():
+            self._careful.discard(lane)
+            self._done.remove(lane)
+
+    # ---- partitions ----
+
+    async def _assigned(self, partitions: list[TopicPartition]) -> None:
+        if not partitions:
+            return
+        counts = await asyncio.to_thread(self._admin.partitions, {topic for topic, _ in partitions})
+        self._partitions |= counts
+        wanted = set(partitions)
+        self._restored |= await asyncio.to_thread(self._done.read, partitions)
+        self._owned |= wanted
+        self._resize()
+        for job in list(self._jobs.values()):
+            enqueued = job.state.enqueued
+            assert enqueued is not None
+            for partition in enqueued.extents:
+                if (enqueued.topic, partition) in wanted and partition not in job.lanes:
+                    self._open_lane(job, partition)
+        log.info("partitions assigned", count=len(partitions), owned=len(self._owned))
+        self._pump()
+
+    async def _revoked(self, partitions: list[TopicPartition]) -> None:
+        """Stop starting there, let calls finish up to a bound, leave clean done-sets behind."""
+        lanes = self._disown(partitions)
+        running = [task for task, work in self._running_in(lanes)]
+        if running:
+            await asyncio.wait(running, timeout=self._settings.limits.drain_s)
+            late = [task for task in running if not task.done()]
+            for task in late:
+                task.cancel()
+            if late:
+                log.warning("calls given up at hand-over", count=len(late))
+                await asyncio.wait(late)
+        await self._results.drained()
+        if not self._failed.done():
+            await self._done.leave(lanes)
+            self._forget(lanes, partitions)
+
+    async def _lost(self, partitions: list[TopicPartition]) -> None:
+        """Taken away: somebody else runs these records now."""
+        lanes = self._disown(partitions)
+        for task, _ in self._running_in(lanes):
+            task.cancel()
+        self._forget(lanes, partitions)
+        log.warning("partitions lost", count=len(partitions))
+
+    def _disown(self, partitions: list[TopicPartition]) -> list[Lane]:
+        self._owned -= set(partitions)
+        given_up = []
+        for job in self._jobs.values():
+            for partition, lane in list(job.lanes.items()):
+                if (lane.topic, partition) in partitions:
+                    del job.lanes[partition]
+                    job.closed.discard(partition)
+                    self._backlog.drop(job, lane)
+                    self._careful.discard(lane)
+                    given_up.append(lane)
+            self._set_ready(job)
+        return given_up
+
+    def _forget(self, lanes: list[Lane], partitions: list[TopicPartition]) -> None:
+        for lane in lanes:
+            self._done.forget(lane)
+        gone = set(partitions)
+        self._restored = {k: d for k, d in self._restored.items() if (d.topic, d.partition) not in gone}
+        self._commit = {p: o for p, o in self._commit.items() if p not in gone}
+        self._resize()
+
+    def _running_in(self, lanes: list[Lane]) -> list[tuple[asyncio.Task[None], Work]]:
+        wanted = set(lanes)
+        return [
+            (task, work)
+            for job in self._jobs.values()
+            for task, work in job.running.items()
+            if work.lane in wanted
+        ]
+
+    def _resize(self) -> None:
+        """Our share of every limit follows the partitions we own."""
+        for name, pool in self._pools.items():
+            topic = topics.requests_name(name)
+            owned = frozenset(p for t, p in self._owned if t == topic)
+            pool.own(owned, self._partitions.get(topic, self._settings.kafka.request_partitions))
+
+    def _open_lane(self, job: Job, partition: int) -> None:
+        enqueued, created = job.state.enqueued, job.state.created
+        assert enqueued is not None
+        assert created is not None
+        key = done_key(enqueued.topic, partition, job.batch, enqueued.attempt)
+        lane = Lane(
+            job.batch,
+            enqueued.attempt,
+            enqueued.topic,
+            partition,
+            enqueued.extents[partition],
+            self._restored.pop(key, None),
+        )
+        job.lanes[partition] = lane
+        if lane.crashes:
+            log.warning(
+                "records were running at a crash",
+                batch=job.batch,
+                partition=partition,
+                crashes=lane.crashes,
+                records=len(lane.suspects),
+            )
+            self._done.reserve(lane)
+        if lane.careful:
+            self._careful.add(lane)
+        schedule = self._schedules.get(job.model)
+        if job.closing is not None:
+            if not job.running:
+                self._send_closed(job)
+        elif schedule is not None and job.batch not in schedule:
+            window_ms = job.state.expires_at_ms - job.state.created_at_ms
+            schedule.add(
+                job.batch,
+                created.organization,
+                created.priority,
+                weight=self._weights.get(created.organization, 1.0),
+                expires_at_ms=job.state.expires_at_ms,
+                urgent_at_ms=job.state.expires_at_ms - window_ms // 10,
+            )
+        self._set_ready(job)
+
+    # ---- choosing and starting ----
+
+    async def _tick(self) -> None:
+        """Everything that is due by the clock: retries, endpoints that come back, expiry."""
+        for tick in itertools.count():
+            await asyncio.sleep(TICK_S)
+            now = self._loop.time()
+            while self._retries and self._retries[0][0] <= now:
+                _, _, work, job = heapq.heappop(self._retries)
+                self._retry(work, job)
+            now_ms = time.time_ns() // 1_000_000
+            for job in list(self._jobs.values()):
+                if now_ms >= job.state.expires_at_ms:
+                    self._expire(job)
+            if tick % POSITIONS_EVERY_TICKS == 0:
+                self._note_positions()
+            self._pump()
+
+    def _retry(self, work: Work, job: Job) -> None:
+        if self._jobs.get(job.batch) is not job or job.closing is not None:
+            return
+        if job.lanes.get(work.lane.partition) is not work.lane:
+            return
+        job.ready.appendleft(work)
+        self._backlog.bytes_waiting += work.size
+        self._set_ready(job)
+
+    def _set_ready(self, job: Job) -> None:
+        """A job is ready when a record waits, or when one could be read."""
+        schedule = self._schedules.get(job.model)
+        if schedule is not None and job.batch in schedule:
+            waiting = bool(job.ready) or (not job.reads and bool(job.unread()))
+            schedule.set_ready(job.batch, job.closing is None and waiting)
+
+    def _unschedule(self, job: Job) -> None:
+        schedule = self._schedules.get(job.model)
+        if schedule is not None:
+            schedule.remove(job.batch)
+
+    def _pump(self) -> None:
+        """Start what may start now."""
+        if self._stopping or not self._owned:
+            return
+        if self._careful:
+            self._start_probing()
+            return
+        now, now_ms = self._loop.time(), time.time_ns() // 1_000_000
+        for name, pool in self._pools.items():
+            schedule = self._schedules[name]
+            free = pool.free(now)
+            while free and not self._results.congested:
+                batch = schedule.pick(now_ms)
+                if batch is None:
+                    break
+                job = self._jobs[batch]
+                if not job.ready:
+                    self._read_ahead(job)
+                    continue
+                work = self._backlog.pop(job)
+                endpoint = pool.acquire(now, work.avoid)
+                assert endpoint is not None, "a free slot was seen"
+                free -= 1
+                schedule.charge(batch, TOKENS_PER_RECORD + work.size * TOKENS_PER_BYTE, now_ms)
+                self._start(job, work, pool, endpoint)
+                if self._backlog.wants_more(job):
+                    self._read_ahead(job)
+                self._set_ready(job)
+
+    def _read_ahead(self, job: Job) -> None:
+        async def read() -> None:
+            try:
+                await self._backlog.read(job)
+            except KafkaFailed as error:
+                log.warning("read failed, will be repeated", batch=job.batch, error=str(error))
+                await asyncio.sleep(TICK_S)
+            finally:
+                job.reads -= 1
+            if self._jobs.get(job.batch) is not job or job.closing is not None:
+                self._backlog.drop(job)
+                return
+            self._set_ready(job)
+            self._pump()
+
+        job.reads += 1
+        self._set_ready(job)
+        self._spawn(read())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._fail(task.exception())  # type: ignore[arg-type]
+
+    def _start(self, job: Job, work: Work, pool: ModelPool, endpoint: Endpoint) -> None:
+        work.lane.start(work.position)
+        task = self._spawn(self._run(job, work, pool, endpoint))
+        job.running[task] = work
+        task.add_done_callback(partial(self._finished, job))
+
+    def _finished(self, job: Job, task: asyncio.Task[None]) -> None:
+        job.running.pop(task, None)
+        if job.closing is not None and not job.running:
+            self._send_closed(job)
+        self._pump()
+
+    # ---- one record ----
+
+    async def _run(self, job: Job, work: Work, pool: ModelPool, endpoint: Endpoint) -> None:
+        """One call of one record, and what follows from it."""
+        try:
+            await self._done.reserved(work.lane, work.position)
+            outcome = await self._call(job, work, pool, endpoint)
+        except asyncio.CancelledError:
+            if not job.window_over or self._jobs.get(job.batch) is not job:
+                work.lane.abandon(work.position)
+                raise
+            outcome = failed(work.request, RunCode.BATCH_EXPIRED, _WINDOW_CLOSED)
+        if isinstance(outcome, Again):
+            work.lane.abandon(work.position)
+            work.not_before = self._loop.time() + outcome.wait_s
+            heapq.heappush(self._retries, (work.not_before, next(self._sequence), work, job))
+        else:
+            self._send(job, work, outcome)
+
+    async def _call(
+        self, job: Job, work: Work, pool: ModelPool, endpoint: Endpoint
+    ) -> Answered | Failed | Again:
+        """Call the model, give the slot back; the record's result, or when to try again."""
+        created, limits = job.state.created, self._settings.limits
+        assert created is not None
+        sent_at = self._loop.time()
+        key_accepted = False
+        try:
+            body = body_for(endpoint, await self._store.request(work.request))
+            outcome = await self._client.call(
+                endpoint, created.endpoint, body, timeout_s=limits.request_time_limit_s
+            )
+            if isinstance(outcome, Reply) and outcome.status == 403:
+                key_accepted = await self._client.key_accepted(endpoint)
+        finally:
+            endpoint.in_flight -= 1
+        server, record = judge(
+            outcome,
+            endpoint=created.endpoint,
+            attempts=work.attempts,
+            max_attempts=limits.max_attempts,
+            backoff_s=limits.retry_backoff_s,
+            jitter=random.random(),
+            key_accepted=key_accepted,
+        )
+        self._report(pool, endpoint, server, outcome, sent_at)
+        if isinstance(record, Again):
+            work.attempts += record.attempt
+            work.avoid = endpoint
+            return record
+        renamed = endpoint.remote_model is not None
+        return await result_of(work.request, record, self._store, model=pool.model, renamed=renamed)
+
+    def _report(
+        self, pool: ModelPool, endpoint: Endpoint, server: Server, outcome: Outcome, sent_at: float
+    ) -> None:
+        now = self._loop.time()
+        was_out_until = endpoint.out_until
+        endpoint.report(server, sent_at=sent_at, now=now, alone=pool.in_service(now) <= 1)
+        if endpoint.out_until != was_out_until:
+            log.warning(
+                "endpoint out",
+                endpoint=endpoint.base_url,
+                seconds=round(endpoint.out_until - now, 1),
+                reason=f"status {outcome.status}" if isinstance(outcome, Reply) else repr(outcome),
+                misconfigured=endpoint.misconfigured,
+            )
+
+    def _send(self, job: Job, work: Work, result: Answered | Failed) -> asyncio.Future[Delivery]:
+        lane, position = work.lane, work.position
+
+        def acknowledged() -> None:
+            lane.finish(position)
+            self._done.changed(lane)
+
+        return self._results.send(job.batch, result, acknowledged)
+
+    def _note_positions(self) -> None:
+        """What the group commits: the lowest unfinished offset of each partition, for tools that show lag."""
+        lowest = {where: self._high.get(where, 0) for where in self._owned if where in self._high}
+        for job in self._jobs.values():
+            for partition, lane in job.lanes.items():
+                offset = lane.lowest_unfinished_offset
+                where = (lane.topic, partition)
+                if offset is not None and where in lowest:
+                    lowest[where] = min(lowest[where], offset)
+        self._commit = lowest
+
+    # ---- records that must run alone ----
+
+    def _start_probing(self) -> None:
+        if self._prober is None and not any(job.running for job in self._jobs.values()):
+            self._prober = self._spawn(self._probe())
+            self._prober.add_done_callback(self._probed)
+
+    def _probed(self, _: asyncio.Task[None]) -> None:
+        self._prober = None
+        self._pump()
+
+    async def _probe(self) -> None:
+        """Run the suspects one at a time, each named in the log before it starts."""
+        while self._careful:
+            lane = next(iter(self._careful))
+            job = self._jobs[lane.batch]
+            span = lane.next_read(1) if lane.careful and job.closing is None else None
+            if span is None:
+                self._careful.discard(lane)
+                continue
+            work = await self._backlog.read_one(lane, span[0])
+            lane.probing = work.position
+            await self._done.reserve(lane)
+            await self._run_alone(job, work)
+
+    async def _run_alone(self, job: Job, work: Work) -> None:
+        """Run a record to its result, attempts and waits included."""
+        if work.position == work.lane.given_up:
+            await self._send(job, work, failed(work.request, RunCode.PROCESSING_FAILED, _GIVEN_UP))
+            return
+        pool = self._pools[job.model]
+        while job.closing is None and work.lane in self._careful:
+            endpoint = pool.acquire(self._loop.time(), work.avoid)
+            if endpoint is None:
+                await asyncio.sleep(TICK_S)
+                continue
+            work.lane.start(work.position)
+            outcome = await self._call(job, work, pool, endpoint)
+            if not isinstance(outcome, Again):
+                await self._send(job, work, outcome)
+                return
+            work.lane.abandon(work.position)
+            await asyncio.sleep(outcome.wait_s)
+
+    # ---- ends ----
+
+    def _begin_close(self, job: Job, reason: str) -> None:
+        if job.closing is not None:
+            return
+        job.closing = reason
+        self._unschedule(job)
+        self._backlog.drop(job)
+        if not job.running:
+            self._send_closed(job)
+
+    def _expire(self, job: Job) -> None:
+        """The window is over: running calls are stopped, their records end as expired."""
+        if job.window_over:
+            return
+        job.window_over = True
+        self._begin_close(job, "cancelled" if job.state.cancelled else "expired")
+        for task in list(job.running):
+            task.cancel()
+
+    def _send_closed(self, job: Job) -> None:
+        """Behind the last result of each of our partitions, by the same producer."""
+        assert job.closing is not None
+        for partition, lane in job.lanes.items():
+            if partition in job.closed:
+                continue
+            job.closed.add(partition)
+            closed = Closed(batch=job.batch, partition=lane.partition, reason=job.closing)
+            self._results.send(job.batch, closed, lambda: None)
+
+    # ---- health ----
+
+    async def _watch_health(self) -> None:
+        """Ask busy endpoints whether they live; calls at one that does not are made elsewhere."""
+        sick: dict[Endpoint, int] = {}
+        while True:
+            await asyncio.sleep(HEALTH_EVERY_S)
+            busy = [e for pool in self._pools.values() for e in pool.endpoints if e.in_flight]
+            answers = await asyncio.gather(*(self._client.healthy(endpoint) for endpoint in busy))
+            for endpoint, healthy in zip(busy, answers, strict=True):
+                sick[endpoint] = 0 if healthy else sick.get(endpoint, 0) + 1
+                if sick[endpoint] >= SICK_AFTER:
+                    sick[endpoint] = 0
+                    endpoint.put_out(self._loop.time())
+                    log.warning("endpoint sick", endpoint=endpoint.base_url, calls=endpoint.in_flight)
+                    self._client.give_up(endpoint)
+
+
+_WINDOW_CLOSED = "the batch's completion window ended before this request was finished"
+_GIVEN_UP = "the request was being handled at three crashes of the dispatcher"
+
+
+async def run(
+    settings: Settings,
+    instance: str,
+    blobs: Blobs,
+    stopping: asyncio.Event,
+    ready: Callable[[], None],
+    reload: Callable[[Callable[[Settings], None]], None],
+) -> None:
+    """Dispatch until `stopping`; `reload` is given what to call with new settings."""
+    dispatcher = Dispatcher(settings, instance, blobs)
+    reload(dispatcher.configure)
+    with contextlib.suppress(asyncio.CancelledError):
+        await dispatcher.run(stopping, ready)

@@ -1,0 +1,132 @@
+"""The log of done-sets: written a little behind the results, read when a partition is assigned."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from schemas import topics
+from schemas.records import DoneSet
+from schemas.settings import Kafka
+from streams.core.lanes import Lane, done_key
+from streams.kafka.admin import Admin, TopicPartition
+from streams.kafka.messages import Delivery
+from streams.kafka.producer import AsyncProducer
+from streams.kafka.reader import PositionReader
+
+WRITE_EVERY_S = 0.05
+"""A done-set is at most this far behind the acknowledged results."""
+
+READ_TIMEOUT_S = 60.0
+
+_decode = msgspec.json.Decoder(DoneSet).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class DoneLog:
+    """For one event loop. A done-set that cannot be written is reported to `on_failed`."""
+
+    def __init__(
+        self, kafka: Kafka, instance: str, producer: AsyncProducer, on_failed: Callable[[BaseException], None]
+    ) -> None:
+        self._kafka = kafka
+        self._instance = instance
+        self._producer = producer
+        self._on_failed = on_failed
+        self._admin = Admin(kafka, f"openrelay-{instance}-done-offsets")
+        self._loop = asyncio.get_running_loop()
+        self._dirty: set[Lane] = set()
+        self._write_due = False
+        self._reservations: dict[Lane, asyncio.Future[Delivery]] = {}
+
+    def read(self, partitions: Iterable[TopicPartition]) -> dict[str, DoneSet]:
+        """The last done-sets of these request partitions by key. Blocks; raises KafkaFailed."""
+        wanted = set(partitions)
+        places = [(topics.DONE, p) for p in sorted({self._place(t, p) for t, p in wanted})]
+        firsts, ends = self._admin.first_offsets(places), self._admin.end_offsets(places)
+        latest: dict[str, DoneSet] = {}
+        reader = PositionReader(self._kafka, f"openrelay-{self._instance}-done", 1)
+        try:
+            for topic, p in places:
+                place = (topic, p)
+                for message in reader.read_to_end(topic, p, firsts[place], ends[place], READ_TIMEOUT_S):
+                    assert message.key is not None
+                    if message.value is None:
+                        latest.pop(message.key, None)
+                    else:
+                        latest[message.key] = _decode(message.value)
+        finally:
+            reader.close()
+        return {
+            done_key(done.topic, done.partition, done.batch, done.attempt): done
+            for done in latest.values()
+            if (done.topic, done.partition) in wanted
+        }
+
+    async def reserved(self, lane: Lane, position: int) -> None:
+        """Return when an acknowledged done-set covers `position`."""
+        if lane.reserve(position):
+            self.reserve(lane)
+        while position >= lane.acked_upto:
+            await asyncio.shield(self._reservations[lane])
+
+    def reserve(self, lane: Lane) -> asyncio.Future[Delivery]:
+        """Write down that positions below `lane.started_upto` may be running."""
+        upto = lane.started_upto
+        sent = self._reservations[lane] = self._send(lane, lane.done_set(clean=False))
+
+        def acknowledged(sent: asyncio.Future[Delivery]) -> None:
+            if not sent.cancelled() and sent.exception() is None:
+                lane.acked_upto = max(lane.acked_upto, upto)
+
+        sent.add_done_callback(acknowledged)
+        return sent
+
+    def changed(self, lane: Lane) -> None:
+        """Something more is finished: write it down soon."""
+        self._dirty.add(lane)
+        if not self._write_due:
+            self._write_due = True
+            self._loop.call_later(WRITE_EVERY_S, self._write_changed)
+
+    async def leave(self, lanes: Iterable[Lane]) -> None:
+        """Nothing runs there any more: say so, and return when it is acknowledged."""
+        await asyncio.gather(*(self._send(lane, lane.done_set(clean=True)) for lane in lanes))
+
+    def remove(self, lane: Lane) -> None:
+        """The batch has its verdicts."""
+        self.forget(lane)
+        self._send(lane, None)
+
+    def forget(self, lane: Lane) -> None:
+        """The lane is somebody else's now."""
+        self._dirty.discard(lane)
+        self._reservations.pop(lane, None)
+
+    def _write_changed(self) -> None:
+        self._write_due = False
+        dirty, self._dirty = self._dirty, set()
+        for lane in dirty:
+            self._send(lane, lane.done_set(clean=False))
+
+    def _send(self, lane: Lane, done: DoneSet | None) -> asyncio.Future[Delivery]:
+        sent = self._producer.submit(
+            topics.DONE,
+            None if done is None else _encode(done),
+            key=lane.key(),
+            partition=self._place(lane.topic, lane.partition),
+        )
+        sent.add_done_callback(self._check)
+        return sent
+
+    def _check(self, sent: asyncio.Future[Any]) -> None:
+        error = None if sent.cancelled() else sent.exception()
+        if error is not None:
+            self._on_failed(error)
+
+    def _place(self, topic: str, partition: int) -> int:
+        """Done-sets of one request partition lie together."""
+        return topics.partition_of(f"{topic}:{partition}", self._kafka.partitions)
