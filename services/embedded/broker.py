@@ -146,7 +146,7 @@ def _escaped(value: str) -> str:
 def _format(java: list[str], config: Path) -> None:
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     done = subprocess.run(
-        [*java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(config)],
+        [*java, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", str(config)],
         capture_output=True,
         text=True,
         timeout=FORMAT_TIMEOUT_S,
