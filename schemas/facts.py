@@ -102,12 +102,18 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="ended"):
-    """The result files are in place; written by the sink as the last fact of a batch."""
+    """The result files are in place; written by the sink as the last fact of a batch.
+
+    It repeats what the batch was created and settled with, so that the meter needs no other fact.
+    """
 
     batch: BatchId
     status: str
     output: ResultFile | None
     error: ResultFile | None
+    created: Created
+    created_at_ms: int
+    settled: Settled
 
 
 BatchFact = Created | Enqueued | Cancel | Withdrawn | Settled | Ended

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import clickhouse_connect
-
 from schemas.settings import Settings
+from services.warehouse.client import connect
 from services.warehouse.migrate import migrate
 from streams.kafka.admin import create_topics
 
@@ -16,7 +15,7 @@ def prepare(settings: Settings) -> list[str]:
     """
     create_topics(settings)
     done = [f"topics for {len(settings.models)} models are in place"]
-    client = clickhouse_connect.get_client(dsn=settings.clickhouse.url, autogenerate_session_id=False)
+    client = connect(settings.clickhouse)
     try:
         done += [f"applied migration {name}" for name in migrate(client)]
     finally:

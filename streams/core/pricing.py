@@ -1,6 +1,7 @@
 """What a result costs, in integer nano-USD."""
 
 import hashlib
+from datetime import UTC, datetime
 
 from schemas.facts import Priority
 from schemas.money import Price, Usage
@@ -35,6 +36,12 @@ def cost_parts(usage: Usage, price: Price) -> tuple[int, int]:
     fresh = _rounded(usage.input - usage.cached, price.input_nano_usd_per_mtok, price.bps)
     cached = _rounded(usage.cached, price.cached_input_nano_usd_per_mtok, price.bps)
     return fresh + cached, _rounded(usage.output, price.output_nano_usd_per_mtok, price.bps)
+
+
+def billing_month(created_at_ms: int) -> int:
+    """The month in which a batch is billed: UTC month of its creation, YYYYMM."""
+    created = datetime.fromtimestamp(created_at_ms / 1000, tz=UTC)
+    return created.year * 100 + created.month
 
 
 def _rounded(tokens: int, nano_per_mtok: int, bps: int) -> int:

@@ -14,6 +14,15 @@ from streams.kafka import config
 from streams.kafka.messages import KafkaFailed
 
 REQUEST_TIMEOUT_S = 10.0
+RETRY_S = 0.05
+
+_PASSING = {
+    confluent_kafka.KafkaError.NOT_LEADER_FOR_PARTITION,
+    confluent_kafka.KafkaError.LEADER_NOT_AVAILABLE,
+    confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART,
+    confluent_kafka.KafkaError.REPLICA_NOT_AVAILABLE,
+    confluent_kafka.KafkaError._TRANSPORT,
+}
 
 TopicPartition = tuple[str, int]
 
@@ -61,16 +70,22 @@ class Admin:
     def _offsets(
         self, partitions: Iterable[TopicPartition], spec: OffsetSpec, timeout_s: float
     ) -> dict[TopicPartition, int]:
-        asked = {confluent_kafka.TopicPartition(t, p): spec for t, p in partitions}
-        if not asked:
-            return {}
-        futures = self._client.list_offsets(asked, request_timeout=timeout_s)
-        found = {}
-        for partition, future in futures.items():
-            try:
-                found[(partition.topic, partition.partition)] = future.result().offset
-            except confluent_kafka.KafkaException as error:
-                raise KafkaFailed(f"offset of {partition.topic}[{partition.partition}]: {error}") from error
+        """Leaders move and new topics have none for a moment: what Kafka calls retriable is asked again."""
+        left = {confluent_kafka.TopicPartition(t, p): spec for t, p in partitions}
+        found: dict[TopicPartition, int] = {}
+        deadline = time.monotonic() + timeout_s
+        while left:
+            futures = self._client.list_offsets(left, request_timeout=timeout_s)
+            for partition, future in futures.items():
+                try:
+                    found[(partition.topic, partition.partition)] = future.result().offset
+                    del left[partition]
+                except confluent_kafka.KafkaException as error:
+                    if error.args[0].code() not in _PASSING or time.monotonic() > deadline:
+                        where = f"{partition.topic}[{partition.partition}]"
+                        raise KafkaFailed(f"offset of {where}: {error}") from error
+            if left:
+                time.sleep(RETRY_S)
         return found
 
     def committed(self, group: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 import msgspec
 import structlog
@@ -15,6 +14,7 @@ from schemas.facts import BatchFact, Progress, batch_key
 from schemas.ids import BatchId
 from schemas.records import Ledger, Result
 from schemas.settings import Settings
+from streams.core import pricing
 from streams.core.lifecycle import BatchState, fold
 from streams.core.verdicts import Effects, decide, nudge, spec_of
 from streams.kafka.admin import Admin, TopicPartition
@@ -183,7 +183,7 @@ class Settler:
         tally = partition.tallies.get(result.batch)
         if tally is None:
             state = self._state(result.batch)
-            spec = None if state is None else spec_of(state, billing_month(state.created_at_ms))
+            spec = None if state is None else spec_of(state, pricing.billing_month(state.created_at_ms))
             if spec is None:
                 self.waste += 1
                 return
@@ -269,9 +269,3 @@ class Settler:
             if number in self._partitions:
                 self._nudged.add(batch)
                 self._producer.send(topics.RESULTS, _encode(closed), key=batch, partition=number)
-
-
-def billing_month(created_at_ms: int) -> int:
-    """UTC month of a batch's creation, YYYYMM."""
-    created = datetime.fromtimestamp(created_at_ms / 1000, tz=UTC)
-    return created.year * 100 + created.month

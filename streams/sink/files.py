@@ -60,7 +60,15 @@ def publish(blobs: Blobs, state: BatchState, max_record_bytes: int) -> Ended:
             ]
         ),
     )
-    return Ended(batch=batch, status=terminal_status(state).value, output=output, error=error)
+    return Ended(
+        batch=batch,
+        status=terminal_status(state).value,
+        output=output,
+        error=error,
+        created=created,
+        created_at_ms=state.created_at_ms,
+        settled=settled,
+    )
 
 
 def _write(

@@ -1,0 +1,78 @@
+"""Turning settings into the stages: one blocking function a role, which returns on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from typing import Any
+
+import uvloop
+
+from schemas.settings import Settings
+from services.process import signal_ready
+from streams.blobs.stores import open_blobs
+
+
+def dispatch(settings: Settings, slot: int) -> None:
+    from streams.dispatch.dispatcher import Dispatcher
+
+    async def main() -> None:
+        stopping = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stopping.set)
+        dispatcher = Dispatcher(settings, _instance("dispatch", slot), open_blobs(settings.storage))
+        await dispatcher.run(stopping, signal_ready)
+
+    uvloop.run(main())
+
+
+def settle(settings: Settings, slot: int) -> None:
+    from streams.settle import Settler
+
+    Settler(settings, _instance("settle", slot)).run(_stopping(), signal_ready)
+
+
+def sink(settings: Settings, slot: int) -> None:
+    from streams.sink import Sink
+
+    blobs = open_blobs(settings.storage)
+    Sink(settings, _instance("sink", slot), blobs).run(_stopping(), signal_ready)
+
+
+def meter(settings: Settings, slot: int) -> None:
+    import faust
+
+    from streams.meter import Insert, build
+
+    def open_insert() -> Insert:
+        from services.warehouse.client import connect
+
+        client = connect(settings.clickhouse)
+
+        def insert(table: str, columns: list[str], rows: list[list[Any]]) -> None:
+            client.insert(table, rows, column_names=columns, settings={"async_insert": 0})
+
+        return insert
+
+    app = build(settings, _instance("meter", slot), open_insert, signal_ready)
+    worker = faust.Worker(app, loglevel=None, override_logging=False, redirect_stdouts=False, quiet=True)
+    worker.execute_from_commandline()
+
+
+def _instance(role: str, slot: int) -> str:
+    """Static member id: the same process started again gets its partitions back at once."""
+    return f"{role}-{slot + 1}"
+
+
+def _stopping() -> threading.Event:
+    """Set by SIGTERM and SIGINT. For the main thread."""
+    stopping = threading.Event()
+
+    def stop(number: int, frame: object) -> None:
+        stopping.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    return stopping
