@@ -15,7 +15,7 @@ from services.cli.files import upload_file
 from services.cli.inputs import Input, inspect
 from services.cli.output import batch_bar, local_time, money, print_json, print_table, say, tell_more
 from services.cli.results import save_results, tell_errors
-from services.cli.session import PATIENT_S, Json, open_client, target
+from services.cli.session import Json, client_for, open_client, target
 from services.cli.submission import notes, submit
 
 app = App(name="batches", help="Create and follow batches.")
@@ -79,7 +79,7 @@ def create(
     kept = notes(server.base_url, server.api_key, source, arguments)
     if new:
         kept.remove()
-    with Client(server.base_url, server.api_key, patience_s=PATIENT_S if wait else 30.0, say=say) as client:
+    with client_for(server, patient=True) as client:
 
         def uploaded() -> str:
             if input_file is None:
@@ -135,7 +135,7 @@ def cancel(batch_id: str, *, json: Json = False) -> int:
 @app.command(name="wait")
 def wait_for(batch_id: str, *, json: Json = False) -> int:
     """Wait until a batch has ended, then show it."""
-    with open_client(PATIENT_S) as client:
+    with open_client(patient=True) as client:
         return _wait(client, client.get(f"/batches/{batch_id}"))
 
 
@@ -153,7 +153,7 @@ def results(
     output
         Directory for the files, by default the current one.
     """
-    with open_client(PATIENT_S) as client:
+    with open_client(patient=True) as client:
         batch = outcome.read_batch(client.get(f"/batches/{batch_id}"))
         if not outcome.is_terminal(batch):
             raise Trouble(

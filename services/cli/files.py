@@ -12,7 +12,7 @@ from services.cli.client import Client, Exit
 from services.cli.inputs import inspect
 from services.cli.output import bytes_bar, local_time, print_json, print_table, say, tell_more
 from services.cli.results import save
-from services.cli.session import PATIENT_S, Json, open_client
+from services.cli.session import Json, open_client
 
 app = App(name="files", help="Input and result files.")
 content = App(name="content", help="Contents of a file.")
@@ -83,7 +83,7 @@ def get_content(
     json: Json = False,
 ) -> int:
     """Download a file, to standard output or to a file that is replaced when all of it has come."""
-    with open_client(PATIENT_S) as client:
+    with open_client(patient=True) as client:
         if output is None:
             client.download(file_id, sys.stdout.buffer.write, lambda done, of: None)
             sys.stdout.buffer.flush()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.metadata import version
 
 from cyclopts import App
 
@@ -16,7 +17,11 @@ from services.cli.client import Exit, Trouble
 from services.cli.credentials import BadUrl, NoCredentials
 from services.cli.output import say
 
-app = App(name="orl", help="Run batches of inference requests on an OpenRelay server.")
+app = App(
+    name="orl",
+    help="Run batches of inference requests on an OpenRelay server.",
+    version=lambda: version("openrelay-batch"),
+)
 app.command(auth.app)
 app.command(files.app)
 app.command(batches.app)
@@ -25,7 +30,7 @@ app.command(batches.app)
 def main() -> None:
     """Entry point: every `Trouble` becomes one sentence and an exit status."""
     try:
-        app()
+        app(sys.argv[1:])
     except Trouble as trouble:
         _fail(str(trouble), trouble.exit_status)
     except NoCredentials as missing:

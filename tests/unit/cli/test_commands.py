@@ -1,0 +1,290 @@
+"""`orl` as a user meets it: what it prints where, and its exit status."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.cli import session, submission
+from tests.unit.cli.conftest import Orl
+from tests.unit.cli.standin import KEY, StandIn
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture
+def requests(tmp_path: Path) -> Path:
+    path = tmp_path / "requests.jsonl"
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    record = {"custom_id": "a", "method": "POST", "url": CHAT, "body": body}
+    path.write_text(json.dumps(record) + "\n" + json.dumps(record | {"custom_id": "b"}) + "\n")
+    return path
+
+
+def create(path: Path, *more: str) -> tuple[str, ...]:
+    return ("batches", "create", "--input-file", str(path), "--endpoint", CHAT, *more)
+
+
+def error_line(custom_id: str | None, status: int | None, body: Any, error: Any) -> dict[str, Any]:
+    response = None if status is None else {"status_code": status, "request_id": "r", "body": body}
+    return {"id": "batch_req_1", "custom_id": custom_id, "response": response, "error": error}
+
+
+def test_login_stores_the_key_for_this_user_only(home: Path, server: StandIn, orl: Orl) -> None:
+    done = orl("auth", "login", "--with-token", "--base-url", server.base_url, stdin=f"{KEY}\n")
+    assert (done.status, done.out) == (0, "")
+    assert KEY not in done.err
+    stored = home / "config" / "openrelay" / "credentials.json"
+    assert stat.S_IMODE(stored.stat().st_mode) == 0o600
+    assert orl("batches", "list").status == 0
+    assert orl("auth", "status").out == f"server\t{server.base_url}\nmodels\tm\n"
+    assert json.loads(orl("auth", "status", "--json").out)["models"] == ["m"]
+    assert orl("auth", "logout").status == 0
+    assert orl("batches", "list").status == 3
+    assert orl("auth", "logout").status == 2
+
+
+def test_login_refuses_a_key_the_server_refuses(home: Path, server: StandIn, orl: Orl) -> None:
+    url = ("--base-url", server.base_url)
+    done = orl("auth", "login", "--with-token", *url, stdin="or_wrong\n")
+    assert (done.status, done.err) == (
+        3,
+        "orl: The API key is not valid. [invalid_api_key, request req_42]\n",
+    )
+    assert not (home / "config").exists()
+    assert orl("auth", "login", "--with-token", *url, stdin="").status == 2
+    assert orl("auth", "login", "--with-token", *url, stdin="two words\n").status == 2
+    assert orl("auth", "login", *url).status == 2
+    assert orl("auth", "login", "--with-token", "--base-url", "nonsense", stdin=KEY).status == 2
+
+
+def test_login_without_a_server_to_ask_stores_and_says_so(home: Path, orl: Orl) -> None:
+    done = orl("auth", "login", "--with-token", "--base-url", "http://127.0.0.1:9/v1", stdin=KEY)
+    assert done.status == 0
+    assert "could not be tried" in done.err
+
+
+def test_no_key_exits_3_and_says_how_to_get_one(home: Path, orl: Orl) -> None:
+    done = orl("batches", "list")
+    assert (done.status, done.out) == (3, "")
+    assert done.err.count("\n") == 1
+    assert "orl auth login" in done.err
+    assert "openrelay up" in done.err
+
+
+def test_mistakes_on_the_command_line_exit_2(logged_in: Path, requests: Path, orl: Orl) -> None:
+    assert orl("batches", "create").status == 2
+    assert orl("nonsense").status == 2
+    assert orl("batches", "create", "--endpoint", CHAT).status == 2
+    assert orl(*create(requests, "--input-file-id", "file-1")).status == 2
+    assert orl(*create(requests, "--priority", "fast")).status == 2
+    assert orl(*create(requests, "--metadata", "novalue")).status == 2
+    assert orl("batches", "create", "--input-file", str(requests), "--endpoint", "/v1/embeddings").status == 2
+    assert orl(*create(requests.with_name("none.jsonl"))).status == 2
+
+
+def test_a_server_that_cannot_be_reached_exits_5(
+    logged_in: Path, orl: Orl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENRELAY_BASE_URL", "http://127.0.0.1:9/v1")
+    monkeypatch.setattr(session, "PATIENCE_S", 0.2)
+    assert orl("batches", "list").status == 5
+
+
+def test_files(logged_in: Path, server: StandIn, requests: Path, orl: Orl, tmp_path: Path) -> None:
+    done = orl("files", "upload", str(requests))
+    assert done.err == f"uploaded {requests} as file-0\n"
+    stored = json.loads(done.out)
+    assert stored == json.loads(orl("files", "get", "file-0").out)
+    assert orl("files", "list").out.startswith(f"file-0\tbatch\t{requests.stat().st_size}\t")
+    assert json.loads(orl("files", "list", "--json").out)["data"] == [stored]
+    assert orl("files", "content", "get", "file-0").out == requests.read_text()
+    copy = tmp_path / "copy.jsonl"
+    assert orl("files", "content", "get", "file-0", "-o", str(copy)).status == 0
+    assert copy.read_bytes() == requests.read_bytes()
+    assert json.loads(orl("files", "delete", "file-0", "--json").out)["deleted"] is True
+    done = orl("files", "content", "get", "file-0", "-o", str(copy))
+    assert (done.status, done.err) == (2, "orl: There is no such thing. [not_found, request req_42]\n")
+    assert copy.read_bytes() == requests.read_bytes()
+    assert sorted(path.name for path in tmp_path.glob("*copy*")) == ["copy.jsonl"]
+
+
+def test_create_prints_the_upload_on_stderr_and_the_batch_on_stdout(
+    logged_in: Path, server: StandIn, requests: Path, orl: Orl
+) -> None:
+    done = orl(*create(requests, "--priority", "expedited", "--metadata", "a=1", "--metadata", "b=x=y"))
+    assert done.err == f"uploaded {requests} as file-0\n"
+    batch = json.loads(done.out)
+    assert (batch["status"], batch["priority"]) == ("validating", "expedited")
+    assert batch["metadata"] == {"a": "1", "b": "x=y"}
+    assert done.status == 0
+    again = json.loads(orl("batches", "create", "--input-file-id", "file-0", "--endpoint", CHAT).out)
+    assert again["input_file_id"] == "file-0"
+    assert json.loads(orl("batches", "get", batch["id"]).out)["id"] == batch["id"]
+    lines = orl("batches", "list").out.splitlines()
+    assert [line.split("\t")[0] for line in lines] == ["batch_1", "batch_0"]
+
+
+def test_create_and_wait_prints_the_end_and_what_was_rejected(
+    logged_in: Path, server: StandIn, requests: Path, orl: Orl
+) -> None:
+    server.errors = [
+        {"code": "invalid_json", "message": "Not JSON.", "param": None, "line": 3, "custom_id": None},
+        {"code": "missing_model", "message": "No model.", "param": "m", "line": 4, "custom_id": "d"},
+    ]
+    server.end = {"status": "completed", "completed": 2, "failed": 2}
+    server.error_lines = [
+        error_line(
+            None, None, None, {"code": "invalid_json", "message": "Not JSON.", "param": None, "line": 3}
+        ),
+        error_line("d", 400, {"error": {"message": "Too long."}}, None),
+    ]
+    done = orl(*create(requests, "--wait"))
+    assert done.status == 1
+    assert json.loads(done.out)["status"] == "completed"
+    assert done.err.splitlines() == [
+        f"uploaded {requests} as file-0",
+        "created batch_0",
+        "rejected: line 3: Not JSON. [invalid_json]",
+        "rejected: line 4 (d): No model. [missing_model]",
+        "batch_0 validating: 0 completed, 0 failed of 0",
+        "batch_0 in_progress: 0 completed, 0 failed of 4",
+        "batch_0 finalizing: 2 completed, 2 failed of 4",
+        "batch_0 completed: 2 completed, 2 failed of 4",
+        "failed: a record without custom_id: line 3: Not JSON. [invalid_json]",
+        "failed: d: Too long. [HTTP 400]",
+        "batch_0 completed: 2 completed, 2 failed of 4; 0 input and 0 output tokens, $0.00",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ({"status": "completed", "completed": 2, "failed": 0}, 0),
+        ({"status": "completed", "completed": 0, "failed": 2}, 1),
+        ({"status": "failed", "completed": 0, "failed": 2}, 1),
+        ({"status": "expired", "completed": 1, "failed": 1}, 4),
+        ({"status": "cancelled", "completed": 0, "failed": 2}, 4),
+    ],
+)
+def test_wait_and_results_exit_by_how_the_batch_ended(
+    logged_in: Path,
+    server: StandIn,
+    requests: Path,
+    orl: Orl,
+    tmp_path: Path,
+    end: dict[str, Any],
+    status: int,
+) -> None:
+    server.end = end
+    server.error_lines = [error_line(str(n), 400, None, None) for n in range(end["failed"])]
+    orl(*create(requests))
+    server.hold.clear()
+    refused = orl("batches", "results", "batch_0")
+    assert refused.status == 2
+    assert "orl batches wait batch_0" in refused.err
+    server.hold.set()
+    assert orl("batches", "wait", "batch_0").status == status
+    done = orl("batches", "results", "batch_0", "-o", str(tmp_path / "out"))
+    assert done.status == status
+    assert done.err.count(" [HTTP 400]\n") == end["failed"]
+    for name, count in (("output", end["completed"]), ("error", end["failed"])):
+        path = tmp_path / "out" / f"batch_0-{name}.jsonl"
+        assert path.exists() == (count > 0)
+        if count:
+            assert path.read_text().count("\n") == count
+            assert f"{name}\t{path}\t{count} lines\n" in done.out
+
+
+def test_results_that_contradict_the_counts_are_not_trusted(
+    logged_in: Path, server: StandIn, requests: Path, orl: Orl
+) -> None:
+    server.end = {"status": "completed", "completed": 1, "failed": 1}
+    orl(*create(requests, "--wait"))
+    done = orl("batches", "results", "batch_0")
+    assert done.status == 5
+    assert "The error file has 0 lines where the batch counts 1." in done.err
+
+
+def test_cancel(logged_in: Path, server: StandIn, requests: Path, orl: Orl) -> None:
+    orl(*create(requests))
+    assert json.loads(orl("batches", "cancel", "batch_0").out)["status"] == "cancelling"
+    assert orl("batches", "cancel", "batch_9").status == 2
+
+
+def test_waiting_sits_out_a_server_that_is_away(
+    logged_in: Path, server: StandIn, requests: Path, orl: Orl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orl(*create(requests))
+    monkeypatch.setattr("services.cli.client.MAX_PAUSE_S", 0.05)
+    server.trouble.extend([("GET", "/batches/batch_0", what) for what in ((503, {}), "lost", (502, {}))])
+    done = orl("batches", "wait", "batch_0")
+    assert done.status == 0
+    assert done.err.count("trying again") == 3
+
+
+def test_a_create_that_was_answered_is_not_resumed(
+    logged_in: Path, server: StandIn, requests: Path, orl: Orl
+) -> None:
+    assert json.loads(orl(*create(requests)).out)["id"] == "batch_0"
+    assert json.loads(orl(*create(requests)).out)["id"] == "batch_1"
+    orl(*create(requests, "--wait"))
+    orl(*create(requests, "--wait"))
+    assert len(server.created) == 4
+
+
+def test_a_create_that_got_no_answer_is_resumed(
+    logged_in: Path, server: StandIn, requests: Path, orl: Orl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "LONG_PATIENCE_S", 0.2)
+    server.trouble.extend([("POST", "/batches", "lost")] * 40)
+    assert orl(*create(requests)).status == 5
+    server.trouble.clear()
+    assert server.created == ["batch_0"]
+    done = orl(*create(requests))
+    assert (json.loads(done.out)["id"], server.created) == ("batch_0", ["batch_0"])
+    assert "going on with batch_0" in done.err
+    assert server.count("POST", "/files") == 1
+    assert json.loads(orl(*create(requests)).out)["id"] == "batch_1"
+
+
+def test_a_note_older_than_the_key_is_settled_by_looking_for_its_file(
+    logged_in: Path, server: StandIn, requests: Path, orl: Orl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "LONG_PATIENCE_S", 0.2)
+    server.trouble.extend([("POST", "/batches", "lost")] * 40)
+    orl(*create(requests))
+    server.trouble.clear()
+    monkeypatch.setattr(submission, "KEY_LIFE_S", 0)
+    server.keys.clear()
+    assert json.loads(orl(*create(requests)).out)["id"] == "batch_0"
+
+
+def test_a_refused_create_leaves_no_note(logged_in: Path, server: StandIn, requests: Path, orl: Orl) -> None:
+    server.trouble.append(("POST", "/batches", (400, {})))
+    done = orl(*create(requests))
+    assert (done.status, done.err.splitlines()[1]) == (2, "orl: Trouble 400. [trouble, request req_1]")
+    assert "going on" not in orl(*create(requests)).err
+
+
+def test_tools_are_warned_about(logged_in: Path, server: StandIn, tmp_path: Path, orl: Orl) -> None:
+    body = {"model": "m", "messages": [], "openrelay": {"tool_config": {"url": "https://x.example"}}}
+    path = tmp_path / "tools.jsonl"
+    path.write_text(json.dumps({"custom_id": "a", "method": "POST", "url": CHAT, "body": body}) + "\n")
+    done = orl(*create(path))
+    assert done.status == 0
+    assert "1 of 1 records call tools: this batch may take up to 9 model calls" in done.err
+
+
+def test_text_from_the_server_cannot_steer_the_terminal(
+    logged_in: Path, server: StandIn, requests: Path, orl: Orl
+) -> None:
+    server.errors = [
+        {"code": "x", "message": "\x1b[2J[bold]red", "param": None, "line": 1, "custom_id": "\x07\nrejected"}
+    ]
+    done = orl(*create(requests))
+    assert "rejected: line 1 (??rejected): ?[2J[bold]red [x]\n" in done.err
