@@ -17,4 +17,8 @@ def openrelay() -> list[str]:
 def environment(**variables: str) -> dict[str, str]:
     """This process's environment without settings of its own, with the checkout on the path."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("OPENRELAY_")}
-    return kept | {"PYTHONPATH": str(ROOT)} | variables
+    return (
+        kept
+        | {"PYTHONPATH": ":".join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
+        | variables
+    )

@@ -1,0 +1,307 @@
+"""`openrelay up`: the fixed interface that scripts outside the project rely on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import clickhouse_connect
+import psutil
+import pytest
+
+from tests.support.command import environment, openrelay
+from tests.support.stack import Stack
+
+ROLES = {"api", "dispatch", "settle", "sink", "meter", "control", "warehouse", "kafka"}
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A stack with no settings at all."""
+    with Stack(tmp_path_factory.mktemp("stack")) as running:
+        yield running
+
+
+def _get(url: str, key: str | None = None) -> int:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+def _serves(url: str) -> bool:
+    try:
+        return _get(url) < 500
+    except OSError:
+        return False
+
+
+def test_what_it_says(stack: Stack) -> None:
+    ready = [line for line in stack.said.splitlines() if line.startswith("ready")]
+    assert len(ready) == 1
+    assert stack.connection["base_url"] in ready[0]
+    assert "openrelay/gpt-oss-120b, openrelay/gemma-4-31b" in stack.said
+    assert "simulated" in stack.said
+
+
+def test_connection_file(stack: Stack) -> None:
+    connection = stack.connection
+    assert set(connection) == {
+        "base_url",
+        "control_url",
+        "api_key",
+        "kafka_bootstrap",
+        "clickhouse_url",
+        "pids",
+    }
+    assert set(connection["pids"]) == ROLES
+    assert connection["base_url"].endswith("/v1")
+    assert connection["api_key"].startswith("or_")
+    assert stat.S_IMODE(stack.connection_file.stat().st_mode) == 0o600
+
+
+def test_the_key_opens_both_hosts(stack: Stack) -> None:
+    connection = stack.connection
+    assert _get(f"{connection['base_url']}/models", connection["api_key"]) == 200
+    assert _get(f"{connection['control_url']}/v1/usage", connection["api_key"]) == 200
+    assert _get(f"{connection['control_url']}/v1/usage", "or_not_this_key_0000") == 401
+    assert _get(f"{connection['control_url']}/v1/files", None) == 404
+
+
+def test_every_pid_is_the_process_that_serves(stack: Stack) -> None:
+    connection = stack.connection
+    listening = {
+        "api": connection["base_url"],
+        "control": connection["control_url"],
+        "warehouse": connection["clickhouse_url"],
+        "kafka": f"kafka://{connection['kafka_bootstrap']}/",
+    }
+    for role, url in listening.items():
+        port = int(url.split("/")[2].rpartition(":")[2])
+        listeners = [
+            each.laddr
+            for each in psutil.Process(connection["pids"][role]).net_connections("tcp")
+            if each.status == psutil.CONN_LISTEN
+        ]
+        assert port in [address.port for address in listeners], role
+        assert {address.ip.removeprefix("::ffff:") for address in listeners} == {"127.0.0.1"}, role
+
+
+def test_finance_reads_the_usage_view(stack: Stack) -> None:
+    client = clickhouse_connect.get_client(dsn=stack.connection["clickhouse_url"])
+    result = client.query(
+        "SELECT org_id, cost_nano_usd FROM billing.usage WHERE batch_id = {batch:String}",
+        parameters={"batch": "none"},
+    )
+    assert result.column_names == ("org_id", "cost_nano_usd")
+    client.close()
+
+
+def test_secrets_are_the_owners(stack: Stack) -> None:
+    for name in ("secrets.json", "run/settings.json"):
+        file = stack.directory / "data" / name
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600, name
+
+
+@pytest.mark.parametrize("role", sorted(ROLES))
+def test_a_killed_role_is_started_again_on_its_ports(stack: Stack, role: str) -> None:
+    before = stack.connection
+    began = time.monotonic()
+    new = stack.kill(role)
+    assert time.monotonic() - began < 2
+    after = stack.connection
+    assert psutil.pid_exists(new)
+    assert {k: v for k, v in after.items() if k != "pids"} == {k: v for k, v in before.items() if k != "pids"}
+    assert {k: v for k, v in after["pids"].items() if k != role} == {
+        k: v for k, v in before["pids"].items() if k != role
+    }
+    assert f"{role} (pid {before['pids'][role]}) was ended by SIGKILL" in stack.said
+    urls = {"api": f"{after['base_url']}/models", "control": f"{after['control_url']}/health"}
+    if role in urls:
+        stack.until(lambda: _serves(urls[role]), f"{role} does not answer", 30)
+
+
+def test_a_second_one_on_the_same_directory_is_refused(stack: Stack) -> None:
+    done = _up("--data", str(stack.directory / "data"), "--port", "0", "--control-port", "0")
+    assert done.returncode == 1
+    assert f"pid {stack.up.pid}" in done.stderr
+    assert "--data" in done.stderr
+    assert stack.connection_file.exists()
+
+
+def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for option, other in (("--port", "--control-port"), ("--control-port", "--port")):
+            done = _up("--data", str(tmp_path), option, str(port), other, "0")
+            assert done.returncode == 1
+            assert done.stderr.strip() == (
+                f"openrelay: port {port} is taken by another program; choose another with {option}"
+            )
+
+
+def test_faulty_settings_are_named_all_at_once(tmp_path: Path) -> None:
+    config = tmp_path / "openrelay.toml"
+    config.write_text('[limits]\nmax_attempts = 0\n[egress]\nallow_cidrs = ["10.0.0.0/33"]\n')
+    for command in (["up", "--data", str(tmp_path / "data")], ["check"]):
+        done = _run(*command, "--config", str(config))
+        assert done.returncode == 2, done.stderr
+    done = _up("--data", str(tmp_path / "data"), "--config", str(config))
+    assert "limits.max_attempts" in done.stderr
+    assert "egress.allow_cidrs[0]" in done.stderr
+
+
+def test_an_unwritable_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    done = _up("--data", str(tmp_path / "file"))
+    assert done.returncode == 1
+    assert str(tmp_path / "file") in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def _up(*options: str) -> subprocess.CompletedProcess[str]:
+    return _run("up", *options)
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*openrelay(), *arguments], env=environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def _config(drain_s: float = 5) -> dict[str, Any]:
+    return {
+        "limits": {"drain_s": drain_s},
+        "organizations": [{"id": "org_acme", "api_keys": ["or_acme_key_0123456789"]}],
+    }
+
+
+def test_starting_stopping_and_what_is_kept(tmp_path: Path) -> None:
+    stack = Stack(tmp_path, _config(), "--dispatchers", "2")
+    began = time.monotonic()
+    stack.start()
+    first_s = time.monotonic() - began
+    connection = stack.connection
+    assert first_s < 60
+    assert connection["api_key"] == "or_acme_key_0123456789"
+    assert set(connection["pids"]) == ROLES | {"dispatch-2"}
+    client = clickhouse_connect.get_client(dsn=connection["clickhouse_url"])
+    client.command("CREATE TABLE kept (a UInt8) ENGINE = MergeTree ORDER BY a")
+    client.close()
+    made = json.loads((tmp_path / "data" / "secrets.json").read_text())
+
+    processes = stack.children()
+    began = time.monotonic()
+    assert stack.terminate() == 0
+    assert time.monotonic() - began < 5 + 5
+    assert not stack.connection_file.exists()
+    assert not any(each.is_running() for each in processes)
+
+    began = time.monotonic()
+    stack.start()
+    try:
+        assert time.monotonic() - began < 20
+        again = stack.connection
+        assert {k: v for k, v in again.items() if k != "pids"} == {
+            k: v for k, v in connection.items() if k != "pids"
+        }
+        client = clickhouse_connect.get_client(dsn=again["clickhouse_url"])
+        assert client.command("EXISTS TABLE kept") == 1
+        client.close()
+        assert json.loads((tmp_path / "data" / "secrets.json").read_text()) == made
+    finally:
+        stack.close()
+
+
+def test_if_it_is_killed_its_children_end_and_the_next_start_works(tmp_path: Path) -> None:
+    stack = Stack(tmp_path, _config()).start()
+    processes = stack.children()
+    assert len(processes) >= len(ROLES)
+    stack.kill_all()
+    _, alive = psutil.wait_procs(processes, timeout=5)
+    assert alive == []
+    assert stack.connection_file.exists()
+    stack.launch()
+    stack.until(
+        lambda: stack.ready_line is not None or not stack.connection_file.exists(), "the old file stayed", 30
+    )
+    stack.until(lambda: stack.ready_line is not None, "not ready", 60)
+    assert stack.terminate() == 0
+
+
+def test_it_stops_while_it_starts(tmp_path: Path) -> None:
+    stack = Stack(tmp_path, _config())
+    stack.launch()
+    log = tmp_path / "data" / "logs" / "kafka.log"
+    stack.until(log.exists, "the broker was not started", 30)
+    processes = stack.children()
+    assert stack.terminate() == 0
+    assert psutil.wait_procs(processes, timeout=5)[1] == []
+
+
+def test_settings_are_read_again(tmp_path: Path) -> None:
+    with Stack(tmp_path, _config()) as stack:
+        settings = tmp_path / "data" / "run" / "settings.json"
+        config = _config()
+        config["organizations"].append({"id": "org_new", "api_keys": ["or_new_key_0123456789"]})
+        stack.configure(config)
+        stack.up.send_signal(signal.SIGHUP)
+        stack.until(lambda: "the settings were read again" in stack.said, "nothing was said", 30)
+        assert [each["id"] for each in json.loads(settings.read_text())["organizations"]] == [
+            "org_acme",
+            "org_new",
+        ]
+        url = f"{stack.connection['base_url']}/models"
+        stack.until(lambda: _allowed(url, "or_new_key_0123456789"), "the new key is not known", 30)
+
+        config["limits"]["max_attempts"] = 0
+        stack.configure(config)
+        stack.up.send_signal(signal.SIGHUP)
+        stack.until(lambda: "limits.max_attempts" in stack.said, "the fault was not said", 30)
+        assert json.loads(settings.read_text())["limits"]["max_attempts"] == 5
+
+
+def _allowed(url: str, key: str) -> bool:
+    try:
+        return _get(url, key) == 200
+    except OSError:
+        return False
+
+
+def test_variables_override_the_file_once(tmp_path: Path) -> None:
+    stack = Stack(tmp_path, _config()).start(OPENRELAY_LIMITS__MAX_ATTEMPTS="3")
+    try:
+        settings = json.loads((tmp_path / "data" / "run" / "settings.json").read_text())
+        assert settings["limits"]["max_attempts"] == 3
+        role = psutil.Process(stack.pid("dispatch"))
+        assert not [name for name in role.environ() if name.startswith("OPENRELAY_LIMITS")]
+    finally:
+        stack.close()
+
+
+def test_a_folder_called_services_is_not_ours(tmp_path: Path) -> None:
+    for name in ("services", "streams", "schemas"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('the wrong folder was imported')")
+    here = Path.cwd()
+    os.chdir(tmp_path)
+    try:
+        with Stack(tmp_path / "stack", _config()) as stack:
+            assert stack.kill("dispatch")
+    finally:
+        os.chdir(here)
