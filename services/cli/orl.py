@@ -12,7 +12,7 @@ from importlib.metadata import version
 
 from cyclopts import App
 
-from services.cli import auth, batches, files
+from services.cli import account, auth, batches, files
 from services.cli.client import Exit, Trouble
 from services.cli.credentials import BadUrl, NoCredentials
 from services.cli.output import say
@@ -25,6 +25,7 @@ app = App(
 app.command(auth.app)
 app.command(files.app)
 app.command(batches.app)
+account.add_to(app)
 
 
 def main() -> None:
@@ -45,3 +46,7 @@ def main() -> None:
 def _fail(sentence: str, status: Exit) -> None:
     say(f"orl: {sentence}")
     sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

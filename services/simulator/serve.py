@@ -11,6 +11,7 @@ from pathlib import Path
 
 import uvloop
 
+from services.process import listen
 from services.simulator.calls import Calls
 from services.simulator.model import Options, SimulatedModel
 from services.simulator.protocol import Connection
@@ -34,7 +35,7 @@ def run(
     `latency_ms` is the median of a log-normal latency of spread `latency_sigma` (0: constant);
     `concurrency` calls have a slot, further ones wait. Without `models` every name is served. `call_log`
     gets a line of JSON for each call, appended. `ready` is called once, when the port accepts connections.
-    Raises OSError if it cannot listen, ValueError for impossible options.
+    Raises PortTaken if it cannot listen, ValueError for impossible options.
     """
     options = Options(
         latency_ms=latency_ms,
@@ -79,10 +80,11 @@ class serving:
 
     async def __aenter__(self) -> serving:
         loop = asyncio.get_running_loop()
+        listener = listen(self.host, self.port)
         self._server = await loop.create_server(
-            lambda: Connection(self.model, self._connections), self.host, self.port, backlog=4096
+            lambda: Connection(self.model, self._connections), sock=listener, backlog=4096
         )
-        self.port = self._server.sockets[0].getsockname()[1]
+        self.port = listener.getsockname()[1]
         return self
 
     async def __aexit__(self, *exc: object) -> None:

@@ -44,6 +44,14 @@ class StandIn:
         self.end: dict[str, Any] = {"status": "completed", "completed": 2, "failed": 0}
         self.errors: list[dict[str, Any]] = []
         self.error_lines: list[dict[str, Any]] = []
+        self.usage = {
+            "model": "m",
+            "requests": 3,
+            "input_tokens": 30,
+            "cached_tokens": 5,
+            "output_tokens": 7,
+            "cost_nano_usd": 1_234_500_000,
+        }
         self.hold = threading.Event()
         """Cleared: batches stay in progress."""
         self.hold.set()
@@ -78,6 +86,11 @@ class StandIn:
 
     async def _answer(self, request: Request, method: str, path: str) -> Response:
         match method, path.strip("/").split("/"):
+            case "GET", ["usage"]:
+                return JSONResponse({"object": "list", "data": [self.usage | dict(request.query_params)]})
+            case "GET", ["lag"]:
+                row = {"group": "settle", "topic": "results", "partitions": 8, "lag": 3}
+                return JSONResponse({"object": "list", "data": [row]})
             case "GET", ["models"]:
                 return JSONResponse({"object": "list", "data": [{"id": "m"}]})
             case "POST", ["files"]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from services.cli import session, submission
+from services.cli.output import money
 from tests.unit.cli.conftest import Orl
 from tests.unit.cli.standin import KEY, StandIn
 
@@ -221,7 +222,8 @@ def test_waiting_sits_out_a_server_that_is_away(
 ) -> None:
     orl(*create(requests))
     monkeypatch.setattr("services.cli.client.MAX_PAUSE_S", 0.05)
-    server.trouble.extend([("GET", "/batches/batch_0", what) for what in ((503, {}), "lost", (502, {}))])
+    troubles: list[Any] = [(503, {}), "lost", (502, {})]
+    server.trouble.extend([("GET", "/batches/batch_0", what) for what in troubles])
     done = orl("batches", "wait", "batch_0")
     assert done.status == 0
     assert done.err.count("trying again") == 3
@@ -288,3 +290,26 @@ def test_text_from_the_server_cannot_steer_the_terminal(
     ]
     done = orl(*create(requests))
     assert "rejected: line 1 (??rejected): ?[2J[bold]red [x]\n" in done.err
+
+
+def test_usage_and_lag_come_from_the_control_host(
+    logged_in: Path, server: StandIn, orl: Orl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENRELAY_CONTROL_URL", server.base_url.removesuffix("/v1"))
+    assert orl("usage").out == "m\t3\t30\t5\t7\t$1.2345\n"
+    asked = json.loads(orl("usage", "--group-by", "day,tier", "--start", "2026-11-01", "--json").out)
+    assert asked["data"][0]["group_by"] == "day,tier"
+    assert asked["data"][0]["start"] == "2026-11-01"
+    assert orl("lag").out == "settle\tresults\t8\t3\n"
+    assert json.loads(orl("lag", "--json").out)["data"][0]["lag"] == 3
+    monkeypatch.delenv("OPENRELAY_CONTROL_URL")
+    monkeypatch.setenv("OPENRELAY_BASE_URL", "https://example.com/v1")
+    assert orl("usage").status == 2
+
+
+@pytest.mark.parametrize(
+    ("nano_usd", "text"),
+    [(0, "$0.00"), (1, "$0.000000001"), (1_500_000_000, "$1.50"), (-20_000_000_000, "-$20.00")],
+)
+def test_money_is_exact(nano_usd: int, text: str) -> None:
+    assert money(nano_usd) == text

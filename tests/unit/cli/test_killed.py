@@ -19,7 +19,7 @@ import pytest
 from tests.unit.cli.standin import StandIn
 
 CHAT = "/v1/chat/completions"
-PROGRAM = [sys.executable, "-c", "from services.cli.orl import main; main()"]
+PROGRAM = [sys.executable, "-P", "-m", "services.cli.orl"]
 
 
 @pytest.fixture
@@ -126,13 +126,10 @@ def on_terminal(words: list[str], answer: str = "") -> tuple[int, str]:
 
 def test_a_reader_that_leaves_is_no_error(logged_in: Path, server: StandIn) -> None:
     server.files["file-a"] = b"line\n" * 2_000_000
-    script = 'exec "$0" -c "$1" files content get file-a | head -n 1'
-    done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", script, *PROGRAM[:1], PROGRAM[2]],
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
+    script = '"$@" files content get file-a | head -n 1'
+    words = ["bash", "-o", "pipefail", "-c", script, "bash", *PROGRAM]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0
     assert (done.stdout, done.stderr) == ("line\n", "")
 
 
