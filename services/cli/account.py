@@ -21,9 +21,7 @@ def add_to(app: App) -> None:
 
 def usage(
     *,
-    group_by: Annotated[
-        str, Parameter(help="Names with commas between: day, month, model, batch, ...")
-    ] = "model",
+    group_by: Annotated[str, Parameter(help="Comma-separated: day, month, model, batch, tier.")] = "model",
     start: Annotated[str | None, Parameter(help="First day, YYYY-MM-DD, UTC.")] = None,
     end: Annotated[str | None, Parameter(help="Last day, YYYY-MM-DD, UTC.")] = None,
     batch: Annotated[str | None, Parameter(help="One batch only.")] = None,
