@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 import msgspec
 import platformdirs
 
-from schemas.settings import Limits, Model, Organization, Pool, Settings
+from schemas.settings import Model, Organization, Pool, Settings
 
 PREFIX = "OPENRELAY_"
 FEATURES = ("batch", "workflows")
@@ -204,7 +204,8 @@ def validate(settings: Settings) -> list[str]:
     faults: list[str] = []
     note = faults.append
     _check_edges(settings, note)
-    _check_limits(settings.limits, note)
+    _check_positive("limits", settings.limits, {"retry_backoff_s", "expiry_grace_s", "drain_s"}, note)
+    _check_positive("http", settings.http, set(), note)
     _check_organizations(settings.organizations, note)
     for name, model in settings.models.items():
         _check_model(f"models.{json.dumps(name)}", name, model, note)
@@ -240,12 +241,16 @@ def _check_edges(settings: Settings, note: Callable[[str], None]) -> None:
             note(f"egress.allow_cidrs[{position}]: {error}")
 
 
-def _check_limits(limits: Limits, note: Callable[[str], None]) -> None:
-    may_be_zero = {"retry_backoff_s", "expiry_grace_s", "drain_s"}
-    for name in limits.__struct_fields__:
-        value = getattr(limits, name)
+def _check_positive(
+    where: str, table: msgspec.Struct, may_be_zero: set[str], note: Callable[[str], None]
+) -> None:
+    """Every number of a table of limits."""
+    for name in table.__struct_fields__:
+        value = getattr(table, name)
+        if not isinstance(value, int | float):
+            continue
         if not value < float("inf") or value < 0 or (value == 0 and name not in may_be_zero):
-            note(f"limits.{name}: must be {'zero or more' if name in may_be_zero else 'more than zero'}")
+            note(f"{where}.{name}: must be {'zero or more' if name in may_be_zero else 'more than zero'}")
 
 
 def _check_organizations(organizations: tuple[Organization, ...], note: Callable[[str], None]) -> None:

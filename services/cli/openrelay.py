@@ -6,6 +6,7 @@ when it is started, so that no process carries the libraries of another.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from cyclopts import App, Parameter
 
 from schemas.settings import Settings
 from services import process
-from services.settings import SettingsError, default_data_dir, load
+from services.settings import SettingsError, default_data_dir, load, read_tree
 
 app = App(name="openrelay", help="Run the Batch API: everything on one machine, or one role of a cluster.")
 
@@ -140,9 +141,24 @@ def simulate(
 
 @app.command
 def check(*, config: Config = None) -> None:
-    """Validate the settings and exit; every fault is shown at once."""
-    settings = _settings(config)
-    print(f"settings are good: {len(settings.models)} models, {len(settings.organizations)} organizations")
+    """Validate the settings and exit; every fault is shown at once.
+
+    What `openrelay up` would bring itself may be missing.
+    """
+    from services.embedded.resolve import PLACEHOLDERS, Ports, resolve
+
+    try:
+        tree = read_tree(config, os.environ)
+        directory = Path(str(tree.get("data_dir") or default_data_dir()))
+        resolved = resolve(tree, directory, Ports(*range(1, 7)), PLACEHOLDERS)
+    except SettingsError as error:
+        _fail(str(error), 2)
+    names = {"broker": resolved.kafka, "warehouse": resolved.warehouse, "simulator": bool(resolved.simulated)}
+    brought = [name for name, needed in names.items() if needed]
+    print(
+        "the settings are good"
+        + (f"; only `openrelay up` brings the {', '.join(brought)}" if brought else "")
+    )
 
 
 @app.command

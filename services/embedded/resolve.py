@@ -52,6 +52,10 @@ class Made(NamedTuple):
     api_key: str
 
 
+PLACEHOLDERS = Made(base64.b64encode(bytes(SECRET_BYTES)).decode(), "or_placeholder_key")
+"""For checking settings without making anything."""
+
+
 class Resolved(NamedTuple):
     """Complete settings, and which parts the stack has to bring itself."""
 
