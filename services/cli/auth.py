@@ -47,7 +47,7 @@ def login(
         raise Trouble("That is not an API key: it is empty or has blanks or control characters.", Exit.USAGE)
     where = credentials.places()
     try:
-        with Client(url, key, patience_s=0.0) as client:
+        with Client(url, key) as client:
             client.get("/models")
     except Trouble as trouble:
         if trouble.exit_status is not Exit.NETWORK:

@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 
 from schemas.batches import ENDPOINTS, Batch
 from services.cli import outcome
-from services.cli.client import Client, Exit, Trouble
+from services.cli.client import Client, Exit, Trouble, route
 from services.cli.files import upload_file
 from services.cli.inputs import Input, inspect
 from services.cli.output import batch_bar, local_time, money, print_json, print_table, say, tell_more
@@ -79,7 +79,7 @@ def create(
     kept = notes(server.base_url, server.api_key, source, arguments)
     if new:
         kept.remove()
-    with client_for(server, patient=True) as client:
+    with client_for(server) as client:
 
         def uploaded() -> str:
             if input_file is None:
@@ -106,7 +106,7 @@ def create(
 def get_batch(batch_id: str, *, json: Json = False) -> int:
     """Show a batch."""
     with open_client() as client:
-        print_json(client.get(f"/batches/{batch_id}"))
+        print_json(client.get(route("batches", batch_id)))
     return Exit.OK
 
 
@@ -128,15 +128,15 @@ def list_batches(*, limit: int | None = None, after: str | None = None, json: Js
 def cancel(batch_id: str, *, json: Json = False) -> int:
     """Stop a batch: what runs is finished, nothing new starts."""
     with open_client() as client:
-        print_json(client.post(f"/batches/{batch_id}/cancel", {}))
+        print_json(client.post(route("batches", batch_id, "cancel"), {}))
     return Exit.OK
 
 
 @app.command(name="wait")
 def wait_for(batch_id: str, *, json: Json = False) -> int:
     """Wait until a batch has ended, then show it."""
-    with open_client(patient=True) as client:
-        return _wait(client, client.get(f"/batches/{batch_id}"))
+    with open_client() as client:
+        return _wait(client, client.get(route("batches", batch_id)))
 
 
 @app.command
@@ -153,14 +153,13 @@ def results(
     output
         Directory for the files, by default the current one.
     """
-    with open_client(patient=True) as client:
-        batch = outcome.read_batch(client.get(f"/batches/{batch_id}"))
+    with open_client() as client:
+        batch = outcome.read_batch(client.get(route("batches", batch_id)))
         if not outcome.is_terminal(batch):
             raise Trouble(
                 f"{batch.id} is {batch.status} and has no results yet; `orl batches wait {batch.id}` waits.",
                 Exit.USAGE,
             )
-        outcome.tell_rejected(batch)
         saved = save_results(client, batch, output)
     outcome.tell_end(batch)
     if json:

@@ -1,9 +1,9 @@
 """The HTTP side of `orl`: one synchronous client, whose every failure is one sentence.
 
-Requests that may be repeated are, while the server cannot be reached or asks for patience (429, 502, 503,
-504), with growing pauses, for at most `patience_s` without any progress. A create carries an idempotency
-key and so may be repeated; an upload repeated after a lost answer leaves a file nobody refers to, which
-expires; a delete or a cancel is repeated only if it was never sent.
+Requests that may be repeated are, with growing pauses, while the server cannot be reached or asks for
+patience (429, 502, 503, 504). A server that has answered once is waited for longer than one that never did.
+A create carries an idempotency key and so may be repeated; an upload repeated after a lost answer leaves a
+file nobody refers to, which expires; a delete or a cancel is repeated only if it was never sent.
 """
 
 from __future__ import annotations
@@ -16,11 +16,16 @@ from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 from typing import IO, Any, cast
+from urllib.parse import quote
 
 import httpx
 
 AGAIN_LATER = frozenset({429, 502, 503, 504})
 MAX_PAUSE_S = 20.0
+PATIENCE_S = 10.0
+"""How long to try a server that has not answered yet."""
+LONG_PATIENCE_S = 120.0
+"""How long to sit out the silence of one that has: a restart takes less."""
 _CONNECT_S = 10.0
 _ANSWER_S = 300.0
 """Checking 50,000 records before the answer to a create takes a while."""
@@ -78,12 +83,12 @@ class Client:
         base_url: str,
         api_key: str,
         *,
-        patience_s: float = 10.0,
         say: Callable[[str], None] = lambda sentence: None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.base_url = base_url
-        self.patience_s = patience_s
+        self.answered = False
+        """Whether any request has succeeded."""
         self._say = say
         self._sleep = sleep
         self._http = httpx.Client(
@@ -145,10 +150,11 @@ class Client:
         while True:
             headers = {"Range": f"bytes={done}-", "If-Range": etag} if done and etag else {}
             try:
-                with self._stream(f"/files/{file_id}/content", headers) as answer:
+                with self._stream(route("files", file_id, "content"), headers) as answer:
                     whole = answer.status_code == 200
                     skip = done if whole else 0
                     total = int(answer.headers.get("content-length", 0)) + (0 if whole else done)
+                    self.answered = True
                     etag = answer.headers.get("etag", "")
                     for piece in answer.iter_raw(64 * 1024):
                         fresh = piece[skip:]
@@ -175,6 +181,7 @@ class Client:
             try:
                 answer = self._http.request(method, self.base_url + path, **options)
                 _check(answer)
+                self.answered = True
                 return answer
             except _Later as fault:
                 patience.wait(fault)
@@ -182,6 +189,11 @@ class Client:
                 if not repeatable and not isinstance(fault, httpx.ConnectError | httpx.ConnectTimeout):
                     raise Unreachable(f"{self.base_url} did not answer: {_sentence(fault)}.") from fault
                 patience.wait(fault)
+
+
+def route(*parts: str) -> str:
+    """A path below the base URL; whatever characters an id is given with stay inside its part."""
+    return "".join(f"/{quote(part, safe='')}" for part in parts)
 
 
 class _Later(Exception):
@@ -202,7 +214,7 @@ class _Patience:
 
     def renew(self) -> None:
         """The server did something: start counting again."""
-        self._left_s = self._client.patience_s
+        self._left_s = LONG_PATIENCE_S if self._client.answered else PATIENCE_S
         self._pause_s = 0.25
 
     def wait(self, fault: httpx.TransportError | _Later) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from services.cli.client import Client, Exit
+from services.cli.client import Client, Exit, route
 from services.cli.inputs import inspect
 from services.cli.output import bytes_bar, local_time, print_json, print_table, say, tell_more
 from services.cli.results import save
@@ -33,7 +33,7 @@ def upload(file: Path, *, json: Json = False) -> int:
 def get_file(file_id: str, *, json: Json = False) -> int:
     """Show a file's metadata."""
     with open_client() as client:
-        print_json(client.get(f"/files/{file_id}"))
+        print_json(client.get(route("files", file_id)))
     return Exit.OK
 
 
@@ -71,7 +71,7 @@ def list_files(
 def delete_file(file_id: str, *, json: Json = False) -> int:
     """Delete a file."""
     with open_client() as client:
-        print_json(client.delete(f"/files/{file_id}"))
+        print_json(client.delete(route("files", file_id)))
     return Exit.OK
 
 
@@ -83,7 +83,7 @@ def get_content(
     json: Json = False,
 ) -> int:
     """Download a file, to standard output or to a file that is replaced when all of it has come."""
-    with open_client(patient=True) as client:
+    with open_client() as client:
         if output is None:
             client.download(file_id, sys.stdout.buffer.write, lambda done, of: None)
             sys.stdout.buffer.flush()

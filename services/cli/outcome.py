@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from schemas.batches import TERMINAL, Batch
-from services.cli.client import Client, Exit, Trouble
+from services.cli.client import Client, Exit, Trouble, route
 from services.cli.output import money, say
 
 SHORTEST_POLL_S = 0.5
@@ -43,7 +43,7 @@ def wait(client: Client, value: dict[str, Any], show: Callable[[Batch], None]) -
     while not is_terminal(batch):
         waited_s = time.monotonic() - started_s
         time.sleep(min(max(waited_s / 20, SHORTEST_POLL_S), LONGEST_POLL_S))
-        value = client.get(f"/batches/{batch.id}")
+        value = client.get(route("batches", batch.id))
         show(batch := read_batch(value))
     return value
 

@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 import platformdirs
 
-from services.cli.client import Client, Exit, Refused
+from services.cli.client import Client, Exit, Refused, route
 
 KEY_LIFE_S = 23 * 3600
 
@@ -115,7 +115,7 @@ def _resume(client: Client, note: Note, arguments: dict[str, Any]) -> dict[str, 
     """The batch of an earlier run; None if it never came to be and cannot any more."""
     try:
         if note.batch_id is not None:
-            return client.get(f"/batches/{note.batch_id}")
+            return client.get(route("batches", note.batch_id))
         if time.time() - note.written_at > KEY_LIFE_S:
             return _made_from(client, note)
         return _create(client, note, arguments)

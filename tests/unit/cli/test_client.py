@@ -61,11 +61,15 @@ def test_reads_are_repeated_and_retry_after_is_kept(server: StandIn, client: Cli
 
 
 def test_patience_ends(server: StandIn, client: Client, clock: Clock) -> None:
-    server.trouble.extend([("GET", "/batches", (503, {"retry-after": "4"}))] * 9)
+    server.trouble.extend([("GET", "/batches", (503, {"retry-after": "4"}))] * 4)
     with pytest.raises(Refused, match="Trouble 503") as refused:
         client.get("/batches")
     assert refused.value.exit_status is Exit.NETWORK
     assert sum(clock.slept) == pytest.approx(10)
+    client.get("/models")
+    server.trouble.extend([("GET", "/batches", (503, {"retry-after": "30"}))] * 4)
+    assert client.get("/batches")["data"] == []
+    assert sum(clock.slept) == pytest.approx(130)
 
 
 def test_other_errors_are_not_repeated(server: StandIn, client: Client, clock: Clock) -> None:

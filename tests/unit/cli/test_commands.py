@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.cli import session, submission
+from services.cli import client, submission
 from services.cli.output import money
 from tests.unit.cli.conftest import Orl
 from tests.unit.cli.standin import KEY, StandIn
@@ -63,7 +63,10 @@ def test_login_refuses_a_key_the_server_refuses(home: Path, server: StandIn, orl
     assert orl("auth", "login", "--with-token", "--base-url", "nonsense", stdin=KEY).status == 2
 
 
-def test_login_without_a_server_to_ask_stores_and_says_so(home: Path, orl: Orl) -> None:
+def test_login_without_a_server_to_ask_stores_and_says_so(
+    home: Path, orl: Orl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "PATIENCE_S", 0.2)
     done = orl("auth", "login", "--with-token", "--base-url", "http://127.0.0.1:9/v1", stdin=KEY)
     assert done.status == 0
     assert "could not be tried" in done.err
@@ -92,7 +95,7 @@ def test_a_server_that_cannot_be_reached_exits_5(
     logged_in: Path, orl: Orl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENRELAY_BASE_URL", "http://127.0.0.1:9/v1")
-    monkeypatch.setattr(session, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(client, "PATIENCE_S", 0.2)
     assert orl("batches", "list").status == 5
 
 
@@ -215,6 +218,7 @@ def test_cancel(logged_in: Path, server: StandIn, requests: Path, orl: Orl) -> N
     orl(*create(requests))
     assert json.loads(orl("batches", "cancel", "batch_0").out)["status"] == "cancelling"
     assert orl("batches", "cancel", "batch_9").status == 2
+    assert orl("batches", "get", "../batches/batch_0?x=1#").status == 2
 
 
 def test_waiting_sits_out_a_server_that_is_away(
@@ -242,7 +246,7 @@ def test_a_create_that_was_answered_is_not_resumed(
 def test_a_create_that_got_no_answer_is_resumed(
     logged_in: Path, server: StandIn, requests: Path, orl: Orl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "LONG_PATIENCE_S", 0.2)
+    monkeypatch.setattr(client, "LONG_PATIENCE_S", 0.2)
     server.trouble.extend([("POST", "/batches", "lost")] * 40)
     assert orl(*create(requests)).status == 5
     server.trouble.clear()
@@ -257,7 +261,7 @@ def test_a_create_that_got_no_answer_is_resumed(
 def test_a_note_older_than_the_key_is_settled_by_looking_for_its_file(
     logged_in: Path, server: StandIn, requests: Path, orl: Orl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "LONG_PATIENCE_S", 0.2)
+    monkeypatch.setattr(client, "LONG_PATIENCE_S", 0.2)
     server.trouble.extend([("POST", "/batches", "lost")] * 40)
     orl(*create(requests))
     server.trouble.clear()
