@@ -40,7 +40,7 @@ class DoneLog:
         self._loop = asyncio.get_running_loop()
         self._dirty: set[Lane] = set()
         self._write_due = False
-        self._reservations: dict[Lane, asyncio.Future[Delivery]] = {}
+        self._reservations: dict[Lane, asyncio.Future[None]] = {}
 
     def read(self, partitions: Iterable[TopicPartition]) -> dict[str, DoneSet]:
         """The last done-sets of these request partitions by key. Blocks; raises KafkaFailed."""
@@ -73,17 +73,21 @@ class DoneLog:
         while position >= lane.acked_upto:
             await asyncio.shield(self._reservations[lane])
 
-    def reserve(self, lane: Lane) -> asyncio.Future[Delivery]:
-        """Write down that positions below `lane.started_upto` may be running."""
+    def reserve(self, lane: Lane) -> asyncio.Future[None]:
+        """Write down that positions below `lane.started_upto` may be running.
+
+        The future ends once that is acknowledged and `lane.acked_upto` says so; never, when it fails.
+        """
         upto = lane.started_upto
-        sent = self._reservations[lane] = self._send(lane, lane.done_set(clean=False))
+        covered = self._reservations[lane] = self._loop.create_future()
 
         def acknowledged(sent: asyncio.Future[Delivery]) -> None:
             if not sent.cancelled() and sent.exception() is None:
                 lane.acked_upto = max(lane.acked_upto, upto)
+                covered.set_result(None)
 
-        sent.add_done_callback(acknowledged)
-        return sent
+        self._send(lane, lane.done_set(clean=False)).add_done_callback(acknowledged)
+        return covered
 
     def changed(self, lane: Lane) -> None:
         """Something more is finished: write it down soon."""

@@ -25,11 +25,17 @@ OVERFLOW_RETRY_S = 0.02
 
 
 class Producer:
-    """Thread-safe. Records of one partition keep the order in which they were sent."""
+    """Thread-safe. Records of one partition keep the order in which they were sent.
+
+    Callbacks run in one thread, in the order of the acknowledgements, which is that of the partition: so
+    nobody else may poll the client, and `flush` waits instead of flushing it.
+    """
 
     def __init__(self, kafka: Kafka, client_id: str) -> None:
         self._client = confluent_kafka.Producer(config.producer(kafka, client_id))
         self._failure: str | None = None
+        self._changed = threading.Condition()
+        self._unacked = 0
         self._closing = threading.Event()
         self._poller = threading.Thread(target=self._poll, name=f"{client_id}-acks", daemon=True)
         self._poller.start()
@@ -52,7 +58,8 @@ class Producer:
         while not self.offer(
             topic, value, key=key, partition=partition, on_delivery=on_delivery, on_failure=on_failure
         ):
-            self._client.poll(POLL_S)
+            with self._changed:
+                self._changed.wait(POLL_S)
 
     def offer(
         self,
@@ -74,14 +81,24 @@ class Producer:
                     self._failure = f"{topic}: {error}"
             elif on_delivery is not None:
                 on_delivery(Delivery(topic, message.partition(), message.offset(), message.timestamp()[1]))
+            with self._changed:
+                self._unacked -= 1
+                if not self._unacked:
+                    self._changed.notify_all()
 
         arguments: dict[str, Any] = {"on_delivery": delivered}
         if partition is not None:
             arguments["partition"] = partition
+        with self._changed:
+            self._unacked += 1
         try:
             self._client.produce(topic, value, key, **arguments)
-        except BufferError:
-            return False
+        except BaseException as error:
+            with self._changed:
+                self._unacked -= 1
+            if isinstance(error, BufferError):
+                return False
+            raise
         return True
 
     def flush(self, timeout_s: float = 150.0) -> None:
@@ -89,7 +106,9 @@ class Producer:
 
         Raises DeliveryFailed when a record failed since the last flush or the time is over.
         """
-        waiting = self._client.flush(timeout_s)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._unacked, timeout_s)
+            waiting = self._unacked
         failure, self._failure = self._failure, None
         if failure is not None:
             raise DeliveryFailed(failure)

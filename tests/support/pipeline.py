@@ -187,6 +187,7 @@ class Pipeline:
         def ended() -> bool:
             for name, child in self.children.items():
                 assert child.poll() is None, f"{name} has ended:\n{self.tail(name)}"
+            assert self.intake is None or self.intake.failure is None, self.intake.failure
             return self.state(batch).ended is not None
 
         until(ended, timeout_s, lambda: self.explain(batch))
