@@ -2,7 +2,7 @@
 
 The server stands in for a GPU server in load tests, where it must cost less than what it measures; so it
 parses with llhttp and writes each answer in one piece. Requests of a connection are answered in their order
-(pipelined ones wait), bodies may be chunked, and a connection that has requests waiting is not read.
+(pipelined ones wait), bodies may be chunked, and a connection that has many requests waiting is not read.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from services.simulator.prompts import BadRequest, read_chat, read_completion
 from services.simulator.routes import route
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
+MAX_PENDING = 64
+"""Requests of one connection that may wait; up to this many, it is read on, so that its end is noticed."""
 
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 _LINGER_RESET = struct.pack("ii", 1, 0)
@@ -83,7 +85,7 @@ class Connection(asyncio.Protocol):
             self._refuse(error(400, "This server speaks HTTP/1.1 only."))
         except httptools.HttpParserError as fault:
             self._refuse(error(400, f"Not an HTTP request: {fault}."))
-        if self._pending and not self._closing:
+        if len(self._pending) > MAX_PENDING and not self._closing:
             self._read_paused = True
             self._transport.pause_reading()
 
@@ -140,7 +142,7 @@ class Connection(asyncio.Protocol):
                 self._handle(method, path, body)
         finally:
             self._advancing = False
-        if self._read_paused and not (self._pending or self._closing):
+        if self._read_paused and len(self._pending) <= MAX_PENDING and not self._closing:
             self._read_paused = False
             self._transport.resume_reading()
 

@@ -248,6 +248,33 @@ async def test_pipelined_requests_are_answered_in_their_order(server: serving) -
     await writer.wait_closed()
 
 
+async def test_a_request_may_arrive_in_any_pieces(server: serving) -> None:
+    pieces = [b'{"model":"m","messages":[{"ro', b'le":"user","content":"slow:0.01 in pieces"}]}', b""]
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    chunked = head + b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    sent = (raw("one") + chunked) * 2
+    for at in range(len(sent)):
+        writer.write(sent[at : at + 1])
+        if at % 7 == 0:
+            await asyncio.sleep(0)
+    for text in ("one", "slow:0.01 in pieces") * 2:
+        assert await _answer(reader) == f"You asked: {text}"
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_a_client_that_leaves_with_requests_in_the_pipe(server: serving) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    for _ in range(3):
+        writer.write(raw("hang"))
+    await writer.drain()
+    await until(lambda: server.model.running == 1)
+    writer.transport.abort()
+    await until(lambda: server.model.running == 0)
+    assert server.model.stats().calls == 1
+
+
 async def _answer(reader: asyncio.StreamReader) -> str:
     head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
     length = next(line for line in head.split(b"\r\n") if line.startswith(b"content-length: "))
