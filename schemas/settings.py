@@ -45,6 +45,14 @@ class Http(Strict, frozen=True, kw_only=True):
     """Origins that may presign, PUT and complete from a browser; `*` for any."""
     public_url: str | None = None
     """Base of the URLs we hand out, e.g. `https://inference.example.com`; default: as the request came."""
+    header_timeout_s: float = 10.0
+    """A connection whose request headers are not complete after this is closed."""
+    body_grace_s: float = 30.0
+    """How long a body may take whatever its size; beyond it `min_body_bytes_per_s` holds."""
+    min_body_bytes_per_s: int = 16_384
+    """Slower bodies are answered 408, so that no connection is kept busy for ever."""
+    max_connections: int = 8_192
+    """Open connections of one API process; further ones are closed at once."""
 
 
 class Limits(Strict, frozen=True, kw_only=True):

@@ -1,0 +1,190 @@
+"""The batch routes."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import OrderedDict
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from schemas import topics
+from schemas.batches import MAX_LISTED_ERRORS, Batch, BatchError, BatchErrors, BatchList
+from schemas.facts import Cancel, batch_key
+from schemas.ids import BatchId
+from schemas.records import Rejected
+from services.api import inline, orders, queries, refusals
+from services.api.checking import Open, Opened
+from services.api.claims import scope_of
+from services.api.creation import Creation
+from services.api.incoming import Spool, declared_length, pieces
+from services.api.parts import Parts
+from services.api.principals import Principal
+from services.api.readmodel import BATCHES_KEPT_MS
+from services.api.refusals import Refusal
+from streams.core.lifecycle import BatchState, to_api
+from streams.core.strictjson import NotJson
+
+MAX_IDEMPOTENCY_KEY = 255
+LISTS_KEPT = 1_024
+"""Batches whose first rejected records are remembered; they never change."""
+
+_rejected = msgspec.json.Decoder(Rejected)
+
+
+class BatchRoutes:
+    def __init__(self, parts: Parts, creation: Creation) -> None:
+        self._parts = parts
+        self._creation = creation
+        self._lists: OrderedDict[str, BatchErrors] = OrderedDict()
+
+    async def create(self, request: Request) -> Response:
+        principal = _principal(request)
+        limits = self._parts.settings.limits
+        key = _idempotency_key(request)
+        spool = Spool(self._parts.spool_directory, self._parts.threads)
+        try:
+            if (declared_length(request) or 0) > 64 * 1024:
+                with self._parts.uploads.slot():
+                    await self._receive(request, spool)
+            else:
+                await self._receive(request, spool)
+            opened = await self._open(spool)
+            order = orders.read(opened.fields, opened.records, limits.max_records, limits.file_ttl_s)
+            scope = scope_of(principal.organization, key, spool.sha256, _retries(request))
+            state, _ = await self._creation.create(principal, order, scope, spool)
+        finally:
+            spool.close()
+        return _json(to_api(state, await self._errors(state, complete=True)))
+
+    async def list(self, request: Request) -> Response:
+        principal = _principal(request)
+        limit = queries.integer(request, "limit", 20, 1, 100)
+        await self._parts.model.barrier()
+        after = None
+        if (cursor := request.query_params.get("after")) is not None:
+            after = self._own(cursor, principal)
+        states = self._parts.model.batches(principal.organization, limit + 1, after, _now_ms())
+        data = [await self._shown(state) for state in states[:limit]]
+        return _json(
+            BatchList(data, data[0].id if data else None, data[-1].id if data else None, len(states) > limit)
+        )
+
+    async def get(self, request: Request) -> Response:
+        await self._parts.model.barrier()
+        return _json(await self._shown(self._own(request.path_params["batch"], _principal(request))))
+
+    async def cancel(self, request: Request) -> Response:
+        principal = _principal(request)
+        batch = BatchId(request.path_params["batch"])
+        await self._parts.model.barrier()
+        state = self._own(batch, principal)
+        if state.status.terminal:
+            raise Refusal(
+                409,
+                f"The batch has already ended: it is {state.status.value}.",
+                code="batch_not_cancellable",
+            )
+        if not state.cancelled and state.settled is None:
+            fact = Cancel(batch=batch)
+            await self._parts.facts.append(
+                topics.BATCHES,
+                batch_key(fact, secrets.token_hex(8)),
+                msgspec.json.encode(fact),
+                topics.partition_of(batch, self._parts.settings.kafka.partitions),
+            )
+            await self._parts.model.barrier()
+            state = self._own(batch, principal)
+        return _json(await self._shown(state))
+
+    async def _receive(self, request: Request, spool: Spool) -> None:
+        limit = self._parts.settings.limits.max_file_bytes
+        async for piece in pieces(request, limit, refusals.too_large(limit)):
+            await spool.add(piece)
+        await spool.end()
+
+    async def _open(self, spool: Spool) -> Opened:
+        most = self._parts.settings.limits.max_records
+        if spool.small is None:
+            return await self._parts.validation.open(Open(most), await spool.descriptor())
+        try:
+            envelope = inline.scan(spool.small, most)
+        except NotJson as error:
+            raise refusals.invalid(f"The body is not usable JSON: {error}.") from None
+        except inline.TooManyItems:
+            return Opened({}, most + 1)
+        return Opened(envelope.fields, None if envelope.items is None else len(envelope.items))
+
+    def _own(self, batch: str, principal: Principal) -> BatchState:
+        state = self._parts.model.batch(batch)
+        if (
+            state is None
+            or state.created is None
+            or not state.exists
+            or state.created.organization != principal.organization
+            or _now_ms() - state.created_at_ms > BATCHES_KEPT_MS
+        ):
+            raise refusals.not_found()
+        return state
+
+    async def _shown(self, state: BatchState) -> Batch:
+        return to_api(state, await self._errors(state, complete=False))
+
+    async def _errors(self, state: BatchState, *, complete: bool) -> BatchErrors | None:
+        """The rejected records of a batch: all of them, or those that reads show."""
+        assert state.created is not None
+        name = state.created.rejected_object
+        if name is None:
+            return None
+        if not complete and name in self._lists:
+            self._lists.move_to_end(name)
+            return self._lists[name]
+        most = state.created.rejected if complete else MAX_LISTED_ERRORS
+        errors = await self._parts.threads.run(self._read_errors, name, most)
+        if not complete:
+            self._lists[name] = errors
+            if len(self._lists) > LISTS_KEPT:
+                self._lists.popitem(last=False)
+        return errors
+
+    def _read_errors(self, name: str, most: int) -> BatchErrors:
+        data: list[BatchError] = []
+        rest = b""
+        for piece in self._parts.blobs.stream(name, 64 * 1024):
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                each = _rejected.decode(line)
+                data.append(BatchError(each.code, each.message, each.param, each.line, each.custom_id))
+                if len(data) == most:
+                    return BatchErrors(data)
+        return BatchErrors(data)
+
+
+def _principal(request: Request) -> Principal:
+    principal = request.state.principal
+    assert isinstance(principal, Principal)
+    return principal
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _json(value: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def _idempotency_key(request: Request) -> str | None:
+    key = request.headers.get("idempotency-key")
+    if key is not None and not 0 < len(key) <= MAX_IDEMPOTENCY_KEY:
+        raise refusals.invalid(
+            f"Idempotency-Key must have 1 to {MAX_IDEMPOTENCY_KEY} characters.", "Idempotency-Key"
+        )
+    return key
+
+
+def _retries(request: Request) -> int:
+    text = request.headers.get("x-stainless-retry-count", "0")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0

@@ -1,0 +1,191 @@
+"""The HTTP/1.1 connection: uvicorn's, with the deadlines and bounds it lacks.
+
+Headers must be complete within a time and a size; a peer that does not read its answer is dropped; there is
+a most of open connections. A connection that is closed while the peer still sends is first shut for writing
+and drained for a moment, because closing it at once makes the peer's kernel throw away the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from schemas.settings import Http
+from services.api.refusals import Refusal
+
+MAX_HEADER_BYTES = 64 * 1024
+STALLED_WRITE_S = 60.0
+LINGER_S = 2.0
+LINGER_BYTES = 4 * 1024 * 1024
+
+
+class _Transport:
+    """A transport whose `close` lingers while the peer may still be sending."""
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        still_sending: Callable[[], bool],
+    ) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._still_sending = still_sending
+        self._lingering: asyncio.TimerHandle | None = None
+        self._left = LINGER_BYTES
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    @property
+    def lingering(self) -> bool:
+        return self._lingering is not None
+
+    def is_closing(self) -> bool:
+        return self.lingering or self._transport.is_closing()
+
+    def close(self) -> None:
+        if self.is_closing():
+            return
+        if not self._still_sending():
+            self._transport.close()
+            return
+        self._lingering = self._loop.call_later(LINGER_S, self.abort)
+        self._transport.resume_reading()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+
+    def abort(self) -> None:
+        if self._lingering is not None:
+            self._lingering.cancel()
+        self._transport.abort()
+
+    def discard(self, size: int) -> None:
+        """Bytes that came while lingering."""
+        self._left -= size
+        if self._left < 0:
+            self.abort()
+
+
+class Connection(HttpToolsProtocol):
+    http = Http()
+    """Set by `bounded_by`."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._header_bytes = 0
+        self._in_headers = True
+        self._refused = False
+        self._lingering: _Transport
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._lingering = _Transport(transport, self.loop, self._still_sending)
+        super().connection_made(self._lingering)  # type: ignore[arg-type]
+        if len(self.connections) > self.http.max_connections:
+            self._lingering.abort()
+            return
+        self._await_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timers()
+        if self._lingering.lingering:
+            self._lingering.abort()
+        super().connection_lost(exc)
+
+    def eof_received(self) -> None:
+        if self._lingering.lingering:
+            self._lingering.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if self._lingering.lingering:
+            self._lingering.discard(len(data))
+            return
+        if self._in_headers:
+            self._header_bytes += len(data)
+        super().data_received(data)
+        if self._in_headers and self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+            self._refuse(Refusal(431, f"The request headers are larger than {MAX_HEADER_BYTES:,} bytes."))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._await_headers()
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        self._header_bytes = 0
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(Refusal(400, msg))
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(STALLED_WRITE_S, self._lingering.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+
+    def _await_headers(self) -> None:
+        self._in_headers = True
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+        self._header_timer = self.loop.call_later(self.http.header_timeout_s, self._headers_late)
+
+    def _still_sending(self) -> bool:
+        return self._refused or (self.cycle is not None and self.cycle.more_body)
+
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _headers_late(self) -> None:
+        if self.transport.is_closing():
+            return
+        if self._header_bytes:
+            self._refuse(Refusal(408, "The request headers did not arrive in time."))
+        else:
+            self._lingering.abort()
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer a request that never reaches the application."""
+        if self._answering():
+            # It was sent before the answer to an earlier one was through: nothing may be put between.
+            self._lingering.abort()
+            return
+        self._refused = True
+        body = refusal.body()
+        self.transport.write(
+            STATUS_LINE[refusal.status]
+            + b"content-type: application/json\r\nconnection: close\r\n"
+            + b"x-request-id: req_%s\r\ncontent-length: %d\r\n\r\n"
+            % (secrets.token_hex(16).encode(), len(body))
+            + body
+        )
+        self.transport.close()
+
+    def _stop_timers(self) -> None:
+        for timer in (self._header_timer, self._write_timer):
+            if timer is not None:
+                timer.cancel()
+
+
+def bounded_by(http: Http) -> type[Connection]:
+    """The connection class for these settings."""
+    return type("BoundedConnection", (Connection,), {"http": http})

@@ -1,0 +1,145 @@
+"""Starting and stopping an API process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+import uvloop
+
+from schemas.settings import Settings
+from services.api import app
+from services.api.creation import Creation
+from services.api.parts import Parts
+from services.api.presign import Signer
+from services.api.protocol import bounded_by
+from services.api.readmodel import ReadModel
+from services.api.sweeper import Sweeper
+from services.api.threads import StorageThreads
+from services.api.uploads import Uploads
+from services.api.validation import Validation
+from services.api.writing import FactWriter
+from services.process import listen, signal_ready
+from streams.blobs import open_blobs
+from streams.intake import Intake
+from streams.kafka.producer import AsyncProducer
+
+WATCH_EVERY_S = 0.5
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+log = logging.getLogger("openrelay.api")
+
+
+def run(settings: Settings, host: str, port: int) -> None:
+    """Serve until SIGTERM or SIGINT, then drain and return.
+
+    Raises what ended the read model or intake: the process is to be started again.
+    """
+    _allow_open_files()
+    listener = listen(host, port)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(settings, listener))
+    finally:
+        listener.close()
+
+
+async def _serve(settings: Settings, listener: socket.socket) -> None:
+    blobs = open_blobs(settings.storage)
+    model = ReadModel(settings.kafka, Path(settings.data_dir) / "api")
+    producer = AsyncProducer(settings.kafka, "api")
+    threads = StorageThreads()
+    facts = FactWriter(producer)
+    parts = Parts(
+        settings=settings,
+        blobs=blobs,
+        threads=threads,
+        model=model,
+        facts=facts,
+        uploads=Uploads(blobs, threads, facts, settings.limits),
+        signer=Signer(settings.secrets),
+        validation=Validation(settings.storage),
+    )
+    creation = Creation(parts)
+    intake = Intake(settings, blobs, f"{socket.gethostname()}-{model.slot}")
+    sweeper = Sweeper(blobs, model.path)
+    server = Server(
+        uvicorn.Config(
+            app.build(parts, creation),
+            http=bounded_by(settings.http),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=max(1, round(settings.limits.drain_s)),
+        )
+    )
+
+    async def prepare() -> None:
+        await asyncio.to_thread(model.start)
+        await asyncio.to_thread(intake.start)
+        sweeper.start()
+        await server.listening.wait()
+        signal_ready()
+        while (failure := model.failure or intake.failure) is None:  # noqa: ASYNC110 - ended by threads
+            await asyncio.sleep(WATCH_EVERY_S)
+        raise failure
+
+    preparing = asyncio.create_task(prepare())
+    preparing.add_done_callback(lambda _: server.stop())
+    try:
+        await server.serve(sockets=[listener])
+        if preparing.done():
+            preparing.result()
+        preparing.cancel()
+        await creation.close()
+    finally:
+        sweeper.stop()
+        await asyncio.to_thread(intake.stop)
+        parts.validation.close()
+        threads.close()
+        await producer.close()
+        await asyncio.to_thread(model.stop)
+
+
+class Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Stop on a signal, and leave it at that: stopping when told to is no failure.
+
+        After SIGHUP the supervisor starts the process again, with the settings as they are then.
+        """
+        loop = asyncio.get_running_loop()
+        for number in STOPPING:
+            loop.add_signal_handler(number, self.stop)
+        try:
+            yield
+        finally:
+            for number in STOPPING:
+                loop.remove_signal_handler(number)
+
+    def stop(self) -> None:
+        self.should_exit = True
+
+
+def _allow_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

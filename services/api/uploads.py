@@ -1,0 +1,221 @@
+"""From bytes on the wire to a file that exists.
+
+ 1. The bytes go to `pending/<file>.<owner>.<size>.<expiry>`, counted and looked at as they come. Dying here
+    leaves nothing: an object appears whole or not at all.
+ 2. `uploads/<file>` is made from it. Dying here leaves two objects nobody knows; the sweeper removes them
+    once the expiry in the pending name has passed.
+ 3. The fact `stored` is acknowledged: the file exists.
+ 4. The pending object goes. Dying before leaves it to the sweeper.
+
+A multipart upload does all four at once. With a presigned URL, PUT does the first and `complete` the rest;
+`complete` may be repeated, since a file that exists is simply shown again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import msgspec
+
+from schemas import ids, topics
+from schemas.facts import FileStored
+from schemas.ids import FileId, OrganizationId
+from schemas.settings import Limits
+from services.api import refusals
+from services.api.locks import Locks
+from services.api.readmodel import FileRow
+from services.api.refusals import Refusal
+from services.api.threads import StorageThreads
+from services.api.writing import FactWriter
+from streams.blobs import Blobs, Writer
+from streams.core.validate import Lines, UnsupportedEncoding
+
+BLOCK_BYTES = 1024 * 1024
+FILE_ID = re.compile(r"file-[0-9a-f]{32}")
+
+
+class Pending(msgspec.Struct, frozen=True):
+    """An object that is not yet a file. `bytes` is the size that was announced, 0 when none was."""
+
+    file: FileId
+    owner: str
+    bytes: int
+    expires: int
+
+    @property
+    def name(self) -> str:
+        return f"pending/{self.file}.{self.owner}.{self.bytes}.{self.expires}"
+
+
+class Uploads:
+    def __init__(self, blobs: Blobs, threads: StorageThreads, facts: FactWriter, limits: Limits) -> None:
+        self._blobs = blobs
+        self._threads = threads
+        self._facts = facts
+        self._limits = limits
+        self._running = 0
+        self.locks = Locks()
+        """By file id: one PUT and one complete of a file at a time."""
+
+    @contextlib.contextmanager
+    def slot(self) -> Iterator[None]:
+        """One of the places for bodies under way; 429 when all are taken."""
+        if self._running >= self._limits.max_concurrent_uploads:
+            raise Refusal(429, "Too many uploads are running; try again shortly.", code="too_many_uploads")
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+
+    def new_file(self) -> FileId:
+        return ids.file_id(secrets.token_bytes(ids.ENTROPY_BYTES))
+
+    async def receive(
+        self, name: str, pieces: AsyncIterator[bytes], limit: int, counter: RecordCounter | None
+    ) -> int:
+        """Write the pieces to a pending object; its size. Refuses at the first byte over `limit`.
+
+        The object becomes visible when the last piece is in; whatever is raised before leaves nothing.
+        """
+        sink = _Sink(self._blobs, name, counter)
+        try:
+            block: list[bytes] = []
+            waiting = size = 0
+            async for piece in pieces:
+                size += len(piece)
+                if size > limit:
+                    raise refusals.too_large(limit)
+                block.append(piece)
+                waiting += len(piece)
+                if waiting >= BLOCK_BYTES:
+                    await self._threads.run(sink.write, b"".join(block))
+                    block, waiting = [], 0
+            return await self._threads.run(sink.finish, b"".join(block))
+        finally:
+            await asyncio.shield(self._threads.run(sink.close))
+
+    async def pending(self, file: FileId) -> list[Pending]:
+        names = await self._threads.run(self._blobs.list, f"pending/{file}.")
+        return [found for name in names if (found := parse_pending(name)) is not None]
+
+    async def check(self, pending: Pending) -> None:
+        """Look at an object that was PUT as an upload is looked at while it comes in."""
+        await self._threads.run(self._check, pending)
+
+    async def register(self, name: str, file: FileId, organization: OrganizationId, ttl_s: int) -> FileRow:
+        """Make a pending object a file."""
+        target = f"uploads/{file}"
+        await self._threads.run(self._blobs.copy, name, target)
+        size = await self._threads.run(self._blobs.size, target)
+        fact = FileStored(file=file, organization=organization, object=target, bytes=size, ttl_s=ttl_s)
+        delivery = await self._facts.append(
+            topics.FILES, f"{file}:stored:{secrets.token_hex(8)}", msgspec.json.encode(fact), 0
+        )
+        await self._threads.run(self._blobs.delete, name)
+        return FileRow(
+            file,
+            organization,
+            fact.purpose,
+            size,
+            delivery.timestamp_ms,
+            delivery.timestamp_ms + ttl_s * 1000,
+            target,
+            False,
+        )
+
+    async def discard(self, name: str) -> None:
+        await self._threads.run(self._blobs.delete, name)
+
+    def _check(self, pending: Pending) -> None:
+        if self._blobs.size(pending.name) != pending.bytes:
+            raise refusals.invalid(f"The stored object has not the {pending.bytes} bytes announced.")
+        counter = RecordCounter(self._limits)
+        for piece in self._blobs.stream(pending.name):
+            counter.feed(piece)
+        counter.end()
+
+
+class RecordCounter:
+    """Refuses a file that cannot be a batch's input: UTF-16, without a record, or with too many."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._lines = Lines(limits.max_record_bytes)
+        self._most = limits.max_records
+        self._records = 0
+
+    def feed(self, data: bytes) -> None:
+        try:
+            self._count(sum(1 for _ in self._lines.feed(data)))
+        except UnsupportedEncoding:
+            raise _utf16() from None
+
+    def end(self) -> None:
+        try:
+            self._count(sum(1 for _ in self._lines.end()))
+        except UnsupportedEncoding:
+            raise _utf16() from None
+        if self._records == 0:
+            raise refusals.invalid("The file holds no record.", "file", "empty_file")
+
+    def _count(self, more: int) -> None:
+        self._records += more
+        if self._records > self._most:
+            raise refusals.invalid(
+                f"The file holds more than {self._most:,} records; split it into several.",
+                "file",
+                "too_many_records",
+            )
+
+
+def _utf16() -> Refusal:
+    return refusals.invalid("The file is UTF-16; send UTF-8.", "file", "unsupported_encoding")
+
+
+class _Sink:
+    """The blocking side of one upload; each call runs in a thread, one after another."""
+
+    def __init__(self, blobs: Blobs, name: str, counter: RecordCounter | None) -> None:
+        self._stack = contextlib.ExitStack()
+        self._blobs = blobs
+        self._name = name
+        self._writer: Writer | None = None
+        self._counter = counter
+
+    def write(self, block: bytes) -> None:
+        if self._writer is None:
+            self._writer = self._stack.enter_context(self._blobs.writer(self._name))
+        if self._counter is not None:
+            self._counter.feed(block)
+        self._writer.write(block)
+
+    def finish(self, block: bytes) -> int:
+        self.write(block)
+        if self._counter is not None:
+            self._counter.end()
+        assert self._writer is not None
+        return self._writer.commit()
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+def owner_of(organization: OrganizationId) -> str:
+    """An organization in an object's name, whatever characters its id has."""
+    return hashlib.sha256(organization.encode()).hexdigest()[:16]
+
+
+def parse_pending(name: str) -> Pending | None:
+    match = re.fullmatch(r"pending/(file-[0-9a-f]{32})\.([0-9a-f]{16})\.([0-9]+)\.([0-9]+)", name)
+    return match and Pending(FileId(match[1]), match[2], int(match[3]), int(match[4]))
+
+
+def expiry(ttl_s: float) -> int:
+    """Unix seconds from now."""
+    return int(time.time() + ttl_s)
