@@ -152,6 +152,8 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     usage: UsageTotals
     closed: dict[int, str]
     settled: bool
+    expired: bool = False
+    """A record that was running was stopped at the end of the window."""
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):

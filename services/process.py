@@ -121,6 +121,9 @@ def _die_with(parent: int) -> Callable[[], None]:
     return between_fork_and_exec
 
 
+_without_locals = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+
+
 def configure_log(role: str) -> None:
     """One JSON object a line on standard error, from structlog and from the standard library alike."""
     shared: list[Any] = [
@@ -133,7 +136,7 @@ def configure_log(role: str) -> None:
         foreign_pre_chain=shared,
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-            structlog.processors.dict_tracebacks,
+            structlog.processors.ExceptionRenderer(_without_locals),  # they may hold what is secret
             structlog.processors.JSONRenderer(),
         ],
     )

@@ -68,6 +68,8 @@ def build(
     settings: Settings, instance: str, open_insert: Callable[[], Insert], ready: Callable[[], None]
 ) -> faust.App:
     """The faust app. `open_insert` is called in a thread and may block until the warehouse is there."""
+    directory = Path(settings.data_dir) / "meter" / instance
+    directory.mkdir(parents=True, exist_ok=True)
     app = faust.App(
         "meter",
         broker=[f"aiokafka://{server}" for server in settings.kafka.bootstrap.split(",")],
@@ -81,7 +83,7 @@ def build(
         topic_disable_leader=True,
         topic_allow_declare=False,
         store="memory://",
-        datadir=str(Path(settings.data_dir) / "meter" / instance),
+        datadir=str(directory),
         web_enabled=False,
         autodiscover=False,
     )

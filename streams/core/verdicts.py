@@ -57,7 +57,7 @@ class Spec(NamedTuple):
 class Tally:
     """The arbiter's state of one batch. `decide` changes it in place; `ledger` is its durable form."""
 
-    __slots__ = ("closed", "completed", "failed", "seen", "settled", "upto", "usage")
+    __slots__ = ("closed", "completed", "expired", "failed", "seen", "settled", "upto", "usage")
 
     def __init__(self, spec: Spec) -> None:
         self.seen = bitmap.empty(spec.created.total)
@@ -67,6 +67,7 @@ class Tally:
         self.closed: dict[int, str] = {}
         self.upto = 0
         self.settled = False
+        self.expired = False
 
     @classmethod
     def restore(cls, spec: Spec, ledger: Ledger) -> Tally:
@@ -78,6 +79,7 @@ class Tally:
         tally.closed = dict(ledger.closed)
         tally.upto = ledger.upto
         tally.settled = ledger.settled
+        tally.expired = ledger.expired
         return tally
 
     def ledger(self, spec: Spec) -> Ledger:
@@ -90,6 +92,7 @@ class Tally:
             usage=self.usage,
             closed=self.closed,
             settled=self.settled,
+            expired=self.expired,
         )
 
 
@@ -151,9 +154,11 @@ def _accept(spec: Spec, tally: Tally, offset: int, at_ms: int, result: Answered 
         effects = Effects(output=_output_line(result), usage=usage)
     else:
         tally.failed += 1
+        tally.expired = tally.expired or result.code == RunCode.BATCH_EXPIRED
         effects = Effects(error=_error_line(result))
     if tally.completed + tally.failed == created.total - created.rejected:
-        effects = effects._replace(settled=_settle(spec, tally, Cause.DONE))
+        cause = Cause.EXPIRED if tally.expired else Cause.DONE
+        effects = effects._replace(settled=_settle(spec, tally, cause))
     return effects
 
 

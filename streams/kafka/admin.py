@@ -6,7 +6,15 @@ import time
 from collections.abc import Iterable
 
 import confluent_kafka
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec, ResourceType
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
 
 from schemas.settings import Kafka, Settings
 from schemas.topics import CATALOGUE, MAX_MESSAGE_BYTES, Topic, requests_topic
@@ -127,11 +135,19 @@ class Admin:
                         raise KafkaFailed(f"create topic {name}: {error}") from error
             self._await_leaders([topic.topic for topic in new])
         stale = [
-            ConfigResource(ResourceType.TOPIC, name, set_config=_config(wanted[name][0], replication_factor))
+            ConfigResource(
+                ResourceType.TOPIC,
+                name,
+                incremental_configs=[
+                    ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
+                    for key, value in _config(wanted[name][0], replication_factor).items()
+                ],
+            )
             for name in existing
         ]
         if stale:
-            for resource, future in self._client.alter_configs(stale, request_timeout=30).items():
+            futures = self._client.incremental_alter_configs(stale, request_timeout=30)
+            for resource, future in futures.items():
                 try:
                     future.result()
                 except confluent_kafka.KafkaException as error:

@@ -6,10 +6,8 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,23 +26,13 @@ from streams.kafka.admin import create_topics
 from streams.kafka.follow import Follower
 from streams.kafka.messages import Message
 from streams.kafka.producer import Producer
+from tests.support.command import environment, openrelay
 from tests.support.settings import MODEL, ORGANIZATION
+from tests.support.until import until
 
 START_S = 60.0
 _encode = msgspec.json.Encoder().encode
 _decode_fact = msgspec.json.Decoder(BatchFact).decode
-
-
-def until(condition: Callable[[], Any], timeout_s: float, what: Callable[[], str] | str = "condition") -> Any:
-    """Poll until `condition` gives something true; fails with `what` when the time is over."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        found = condition()
-        if found:
-            return found
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {timeout_s} s: {what() if callable(what) else what}")
-        time.sleep(0.02)
 
 
 class Pipeline:
@@ -67,7 +55,7 @@ class Pipeline:
 
     # ---- roles ----
 
-    def start(self, *roles: str) -> None:
+    def start(self, *roles: str, **variables: str) -> None:
         """Start roles such as `dispatch` or `dispatch-2`, and wait until they serve."""
         pipes = {}
         for name in roles:
@@ -76,18 +64,12 @@ class Pipeline:
                 self.intake.start()
                 continue
             kind, _, number = name.partition("-")
-            command = [
-                sys.executable,
-                "-P",
-                "-m",
-                "services.cli.openrelay",
-                kind,
-                "--config",
-                str(self.config),
-                "--slot",
-                str(int(number or 1) - 1),
-            ]
-            child, pipe = process.spawn(command, log=self.log(name), environ=_environ())
+            slot = str(int(number or 1) - 1)
+            child, pipe = process.spawn(
+                [*openrelay(), kind, "--config", str(self.config), "--slot", slot],
+                log=self.log(name),
+                environ=environment(**variables),
+            )
             self.children[name] = child
             pipes[name] = pipe
         for name, pipe in pipes.items():
@@ -215,8 +197,3 @@ def record(custom_id: str, prompt: str, model: str = MODEL, **body: Any) -> dict
         "url": "/v1/chat/completions",
         "body": {"model": model, "messages": [{"role": "user", "content": prompt}], **body},
     }
-
-
-def _environ() -> dict[str, str]:
-    root = str(Path(__file__).parents[2])
-    return {**os.environ, "PYTHONPATH": root}
