@@ -59,7 +59,7 @@ SETTINGS = {
     "replica.fetch.max.bytes": str(MAX_MESSAGE_BYTES + 64 * 1024),
     # a killed broker may register again once its old session has run out
     "broker.session.timeout.ms": "3000",
-    "broker.heartbeat.interval.ms": "500",
+    "broker.heartbeat.interval.ms": "1000",
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "1000",
     # the cleaner's map comes out of the heap: default 128 MB
