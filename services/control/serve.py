@@ -26,9 +26,10 @@ from starlette.routing import Route
 from schemas import topics
 from schemas.facts import KeyRole
 from schemas.settings import Settings
+from services.api.principals import Principal, Principals, presented_key
+from services.api.refusals import Refusal, invalid, not_found, unavailable
 from services.control import usage
-from services.control.errors import ApiError, bad_request, not_found, unauthorized, unavailable
-from services.control.keys import Caller, Keys, from_headers
+from services.control.issued import IssuedKeys
 from services.control.lag import Lag, lag
 from services.process import listen, signal_ready
 from streams.kafka.admin import Admin
@@ -47,12 +48,12 @@ Handler = Callable[[Request], Awaitable[Response]]
 def run(settings: Settings, host: str, port: int) -> None:
     """Serve until SIGTERM."""
     listener = listen(host, port)
-    keys = Keys(settings)
-    follower = Follower(settings.kafka, "openrelay-control", [topics.KEYS], keys.apply)
+    issued = IssuedKeys()
+    follower = Follower(settings.kafka, "openrelay-control", [topics.KEYS], issued.apply)
     follower.start()
     follower.wait_caught_up(CATCH_UP_S)
     config = uvicorn.Config(
-        application(settings, keys),
+        application(settings, Principals(settings.organizations, issued.find)),
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=max(1, round(settings.limits.drain_s)),
@@ -75,23 +76,23 @@ async def _serve(server: uvicorn.Server, listener: socket.socket, follower: Foll
     await serving
 
 
-def application(settings: Settings, keys: Keys) -> Starlette:
+def application(settings: Settings, principals: Principals) -> Starlette:
     """The ASGI application, with its connections to Kafka and ClickHouse."""
     admin = Admin(settings.kafka, "openrelay-control-lag")
-    warehouse = usage.Warehouse(settings.clickhouse.url)
+    warehouse = usage.Warehouse(settings.clickhouse)
 
     async def get_usage(request: Request) -> Response:
-        caller = _caller(request, keys)
+        caller = _caller(request, principals)
         asked = usage.question(dict(request.query_params), _whose(request, caller))
         try:
             rows = await asyncio.to_thread(warehouse.usage, asked)
         except ClickHouseError as error:
             log.warning("usage: %s", error)
-            raise unavailable("the warehouse") from error
+            raise unavailable("The warehouse does not answer; try again shortly.") from error
         return _json({"object": "list", "data": rows})
 
     async def get_lag(request: Request) -> Response:
-        _caller(request, keys)
+        _caller(request, principals)
         return _json({"object": "list", "data": await _lag(admin, settings)})
 
     async def metrics(request: Request) -> Response:
@@ -118,7 +119,7 @@ def application(settings: Settings, keys: Keys) -> Starlette:
         return Route(path, _answered(handler), methods=["GET"])
 
     async def absent(request: Request, error: Exception) -> Response:
-        return await _answered(_absent(keys))(request)
+        return await _answered(_absent(principals))(request)
 
     return Starlette(
         routes=[
@@ -136,39 +137,35 @@ def _answered(handler: Handler) -> Handler:
     async def answered(request: Request) -> Response:
         try:
             response = await handler(request)
-        except ApiError as error:
-            response = error.response()
+        except Refusal as refusal:
+            response = Response(refusal.body(), refusal.status, refusal.headers, "application/json")
         response.headers["x-request-id"] = "req_" + secrets.token_hex(12)
         return response
 
     return answered
 
 
-def _absent(keys: Keys) -> Handler:
+def _absent(principals: Principals) -> Handler:
     async def absent(request: Request) -> Response:
         if not request.url.path.startswith(INFERENCE_ROUTES):
-            _caller(request, keys)
+            _caller(request, principals)
         raise not_found()
 
     return absent
 
 
-def _caller(request: Request, keys: Keys) -> Caller:
-    key = from_headers(request.headers.get("authorization"), request.headers.get("x-api-key"))
-    caller = keys.find(key) if key else None
-    if caller is None:
-        raise unauthorized()
-    return caller
+def _caller(request: Request, principals: Principals) -> Principal:
+    return principals.authenticate(presented_key(dict(request.headers.raw)))
 
 
-def _whose(request: Request, caller: Caller) -> str | None:
+def _whose(request: Request, caller: Principal) -> str | None:
     """Whose usage the caller may read: its own, and with a finance or operator key anyone's."""
     asked = request.query_params.get("organization")
     if caller.role is KeyRole.ORGANIZATION:
         if asked not in (None, caller.organization):
             raise not_found()
         if "organization" in request.query_params.get("group_by", "").split(","):
-            raise bad_request("group_by: organization needs a finance key", "group_by")
+            raise invalid("group_by: organization needs a finance key", "group_by")
         return caller.organization
     return asked
 
@@ -178,7 +175,7 @@ async def _lag(admin: Admin, settings: Settings) -> list[Lag]:
         return await asyncio.to_thread(lag, admin, settings)
     except KafkaFailed as error:
         log.warning("lag: %s", error)
-        raise unavailable("the broker") from error
+        raise unavailable("The broker does not answer; try again shortly.") from error
 
 
 def _json(value: object) -> Response:

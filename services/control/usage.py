@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from datetime import date
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import clickhouse_connect
 import msgspec
 
-from services.control.errors import bad_request
+from schemas.settings import ClickHouse
+from services.api.refusals import invalid
+from services.warehouse.client import connect
 
 DIMENSIONS = {
     "day": "toString(toDate(completed_at))",
@@ -54,15 +55,13 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Warehouse:
     """Blocking reads, one connection a call: any worker thread may ask."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, clickhouse: ClickHouse) -> None:
+        self._clickhouse = clickhouse
 
     def usage(self, question: Question) -> list[UsageRow]:
         """Raises the ClickHouse client's errors."""
         sql, parameters = _sql(question)
-        client: Any = clickhouse_connect.get_client(
-            dsn=self._url, autogenerate_session_id=False, query_limit=0
-        )
+        client = connect(self._clickhouse)
         try:
             result = client.query(sql, parameters=parameters)
             return [UsageRow(**row) for row in result.named_results()]
@@ -71,15 +70,15 @@ class Warehouse:
 
 
 def question(parameters: dict[str, str], organization: str | None) -> Question:
-    """From query parameters; raises ApiError naming the one that is wrong."""
+    """From query parameters; raises Refusal naming the one that is wrong."""
     known = {"group_by", "start", "end", "batch", "organization"}
     for name in parameters:
         if name not in known:
-            raise bad_request(f"unknown parameter {name}", name)
+            raise invalid(f"unknown parameter {name}", name)
     group_by = tuple(filter(None, parameters.get("group_by", "model").split(",")))
     for dimension in group_by:
         if dimension not in DIMENSIONS:
-            raise bad_request(f"group_by: choose from {', '.join(DIMENSIONS)}", "group_by")
+            raise invalid(f"group_by: choose from {', '.join(DIMENSIONS)}", "group_by")
     for name in ("start", "end"):
         _check_day(name, parameters.get(name))
     return Question(
@@ -96,7 +95,7 @@ def _check_day(name: str, value: str | None) -> None:
         try:
             msgspec.convert(value, date)
         except msgspec.ValidationError:
-            raise bad_request(f"{name}: must be a day, YYYY-MM-DD", name) from None
+            raise invalid(f"{name}: must be a day, YYYY-MM-DD", name) from None
 
 
 def _sql(question: Question) -> tuple[str, dict[str, str]]:

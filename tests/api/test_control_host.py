@@ -1,0 +1,244 @@
+"""The control host over HTTP, against a real broker and a real warehouse."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from schemas.facts import KeyFact, KeyIssued, KeyRevoked, KeyRole
+from schemas.ids import OrganizationId
+from schemas.settings import Organization, Settings
+from services.api import keys
+from services.api.principals import Principals
+from services.control.issued import IssuedKeys
+from services.control.serve import application
+from services.warehouse.migrate import migrate
+from streams.kafka.admin import Admin, create_topics
+from streams.kafka.messages import Message
+from tests.support.broker import EmbeddedBroker
+from tests.support.settings import API_KEY, ORGANIZATION, settings_for
+from tests.support.warehouse import EmbeddedWarehouse
+
+FINANCE_KEY = keys.make(bytes(range(24)))
+REVOKED_KEY = keys.make(bytes(range(1, 25)))
+OTHER_KEY = "or_other_key_0123456789"
+NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
+
+
+def _issued(key: str, role: KeyRole) -> KeyIssued:
+    return KeyIssued(
+        key_id=keys.key_id(key),
+        sha256=keys.fingerprint(key),
+        organization=OrganizationId(ORGANIZATION),
+        role=role,
+    )
+
+
+def _messages(*facts: KeyFact) -> list[Message]:
+    return [Message("keys", 0, n, 0, None, msgspec.json.encode(fact)) for n, fact in enumerate(facts)]
+
+
+@pytest.fixture(scope="module")
+def settings(
+    broker: EmbeddedBroker, warehouse: EmbeddedWarehouse, tmp_path_factory: pytest.TempPathFactory
+) -> Settings:
+    """Topics and tables are there, with some usage."""
+    organizations = (
+        Organization(id=ORGANIZATION, api_keys=(API_KEY,)),
+        Organization(id="org_other", api_keys=(OTHER_KEY,)),
+    )
+    made = settings_for(
+        tmp_path_factory.mktemp("control"),
+        bootstrap=broker.bootstrap,
+        warehouse_url=warehouse.url,
+        organizations=organizations,
+    )
+    if not Admin(made.kafka, "test").partitions(["results"]):
+        create_topics(made)
+    client = warehouse.client()
+    client.command("DROP DATABASE IF EXISTS billing SYNC")
+    migrate(client)
+    client.insert("billing.usage_events", _rows(), column_names=list(_COLUMNS))
+    client.close()
+    return made
+
+
+@pytest.fixture
+async def http(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
+    issued = IssuedKeys()
+    issued.apply(
+        _messages(
+            KeyRevoked(key_id=keys.key_id(REVOKED_KEY)),
+            _issued(REVOKED_KEY, KeyRole.FINANCE),
+            _issued(FINANCE_KEY, KeyRole.FINANCE),
+        )
+    )
+    transport = httpx.ASGITransport(application(settings, Principals(settings.organizations, issued.find)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://control") as connected:
+        yield connected
+
+
+_COLUMNS: dict[str, Any] = {
+    "org_id": ORGANIZATION,
+    "billing_month": 202611,
+    "batch_id": "batch_1",
+    "request_index": 0,
+    "entry_id": "usage",
+    "kind": "usage",
+    "model": "m1",
+    "endpoint": "/v1/chat/completions",
+    "tier": "standard",
+    "api_key_id": "key_1",
+    "completed_at": NOW,
+    "input_tokens": 10,
+    "cached_tokens": 4,
+    "output_tokens": 20,
+    "price_id": "price_1",
+    "cost_input_nano": 100,
+    "cost_output_nano": 200,
+    "cost_nano_usd": 300,
+    "output_offset": 0,
+    "usage_topic": "usage",
+    "usage_partition": 0,
+    "usage_offset": 0,
+}
+
+
+def _rows() -> list[list[Any]]:
+    rows = [_COLUMNS | {"request_index": n} for n in range(3)]
+    rows.append(_COLUMNS | {"request_index": 0, "output_offset": 9, "input_tokens": 999})  # a later version
+    rows.append(_COLUMNS | {"request_index": 3, "model": "m2", "completed_at": NOW.replace(day=21)})
+    rows.append(_COLUMNS | {"org_id": "org_other", "batch_id": "batch_2"})
+    return [list(row.values()) for row in rows]
+
+
+def _bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+async def test_usage_is_the_callers_own(http: httpx.AsyncClient) -> None:
+    answer = await http.get("/v1/usage", headers=_bearer(API_KEY))
+    assert answer.status_code == 200
+    assert answer.headers["x-request-id"].startswith("req_")
+    one = {"requests": 1, "input_tokens": 10, "cached_tokens": 4, "output_tokens": 20, "cost_nano_usd": 300}
+    assert answer.json() == {
+        "object": "list",
+        "data": [
+            {"model": "m1", **{name: 3 * value for name, value in one.items()}},
+            {"model": "m2", **one},
+        ],
+    }
+    other = await http.get("/v1/usage", headers={"x-api-key": OTHER_KEY})
+    assert other.json()["data"] == [{"model": "m1", **one}]
+
+
+async def test_usage_by_day_and_within_days(http: httpx.AsyncClient) -> None:
+    answer = await http.get(
+        "/v1/usage?group_by=day,tier&start=2026-11-20&end=2026-11-20", headers=_bearer(API_KEY)
+    )
+    [row] = answer.json()["data"]
+    assert (row["day"], row["tier"], row["requests"]) == ("2026-11-20", "standard", 3)
+    none = await http.get("/v1/usage?batch=batch_2", headers=_bearer(API_KEY))
+    assert none.json()["data"] == []
+
+
+async def test_finance_sees_every_organization(http: httpx.AsyncClient) -> None:
+    answer = await http.get("/v1/usage?group_by=organization", headers=_bearer(FINANCE_KEY))
+    assert [(row["organization"], row["requests"]) for row in answer.json()["data"]] == [
+        ("org_other", 1),
+        (ORGANIZATION, 4),
+    ]
+    one = await http.get("/v1/usage?organization=org_other", headers=_bearer(FINANCE_KEY))
+    assert one.json()["data"][0]["requests"] == 1
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("group_by=colour", "group_by"),
+        ("start=yesterday", "start"),
+        ("end=2026-13-01", "end"),
+        ("colour=red", "colour"),
+        ("group_by=organization", "group_by"),
+    ],
+)
+async def test_a_wrong_question_is_named(http: httpx.AsyncClient, query: str, param: str) -> None:
+    answer = await http.get(f"/v1/usage?{query}", headers=_bearer(API_KEY))
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+async def test_another_organization_is_nowhere(http: httpx.AsyncClient) -> None:
+    foreign = await http.get("/v1/usage?organization=org_other", headers=_bearer(API_KEY))
+    unknown = await http.get("/v1/usage?organization=org_none", headers=_bearer(API_KEY))
+    assert foreign.status_code == unknown.status_code == 404
+    assert foreign.content == unknown.content
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": "Basic or_x"},
+        {"Authorization": "Bearer "},
+        _bearer("or_unknown_0123456789"),
+        _bearer(REVOKED_KEY),
+        _bearer(API_KEY[:-1]),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/usage", "/v1/lag", "/v1/anything", "/"])
+async def test_no_good_key_is_the_same_401_before_any_404(
+    http: httpx.AsyncClient, headers: dict[str, str], path: str
+) -> None:
+    answer = await http.get(path, headers=headers)
+    assert answer.status_code == 401
+    assert answer.json()["error"]["code"] == "invalid_api_key"
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/files", "/v1/batches", "/v1/files/file-1/content", "/v1/chat/completions"]
+)
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+async def test_inference_routes_are_404_before_any_key(
+    http: httpx.AsyncClient, path: str, method: str
+) -> None:
+    answer = await http.request(method, path)
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "not_found"
+
+
+async def test_unknown_routes_and_methods_with_a_key(http: httpx.AsyncClient) -> None:
+    assert (await http.get("/v1/anything", headers=_bearer(API_KEY))).status_code == 404
+    assert (await http.post("/v1/usage", headers=_bearer(API_KEY))).status_code in (404, 405)
+
+
+async def test_lag_and_metrics(http: httpx.AsyncClient) -> None:
+    answer = await http.get("/v1/lag", headers=_bearer(API_KEY))
+    deadline = time.monotonic() + 30
+    while answer.status_code == 503 and time.monotonic() < deadline:  # a new broker makes its offsets topic
+        answer = await http.get("/v1/lag", headers=_bearer(API_KEY))
+    found = {(row["group"], row["topic"]): row["lag"] for row in answer.json()["data"]}
+    assert ("settle", "results") in found
+    assert all(lag >= 0 for lag in found.values())
+    metrics = (await http.get("/metrics")).text
+    assert 'openrelay_lag_records{group="settle",topic="results"}' in metrics
+    assert (await http.get("/health")).text == "ok\n"
+
+
+async def test_a_warehouse_that_is_down_is_503(
+    settings: Settings, http: httpx.AsyncClient, warehouse: EmbeddedWarehouse
+) -> None:
+    warehouse.kill()
+    try:
+        answer = await http.get("/v1/usage", headers=_bearer(API_KEY))
+        assert answer.status_code == 503
+        assert 0 < int(answer.headers["retry-after"]) <= 60
+        assert (await http.get("/health")).status_code == 200
+    finally:
+        warehouse.start()
