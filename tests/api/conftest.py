@@ -11,7 +11,7 @@ import pytest
 
 from schemas.settings import Egress, Model, Organization, Pool, Settings
 from streams.kafka.admin import create_topics
-from tests.api.host import ACME, IDLE, RIVAL, Host
+from tests.api.host import ACME, IDLE, RIVAL, Facts, Host
 from tests.support.broker import EmbeddedBroker
 from tests.support.settings import settings_for
 
@@ -68,3 +68,10 @@ def client(host: Host) -> Iterator[httpx.Client]:
 def rival(host: Host) -> Iterator[httpx.Client]:
     with host.client(RIVAL) as other:
         yield other
+
+
+@pytest.fixture
+def facts(host: Host) -> Iterator[Facts]:
+    writer = Facts(host.settings)
+    yield writer
+    writer.close()

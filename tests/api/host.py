@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -15,9 +16,25 @@ from typing import Any
 import httpx
 import msgspec
 
+from schemas import ids, topics
+from schemas.facts import (
+    BatchFact,
+    Cause,
+    Created,
+    Ended,
+    KeyFact,
+    Priority,
+    ResultFile,
+    Settled,
+    batch_key,
+)
+from schemas.ids import BatchId, FileId, OrganizationId
+from schemas.money import Price, UsageTotals
 from schemas.settings import Settings
 from services import process
 from services.embedded.ports import free_port
+from streams.blobs import open_blobs
+from streams.kafka.producer import Producer
 
 START_S = 60.0
 _COMMAND = (sys.executable, "-P", "-m", "services.cli.openrelay", "api")
@@ -112,6 +129,28 @@ def jsonl(records: Iterable[Any]) -> bytes:
     )
 
 
+def order(**fields: Any) -> dict[str, Any]:
+    """The body of a create request; inline with one record unless it names a file or records."""
+    if "input_file_id" not in fields and "requests" not in fields:
+        fields["requests"] = [{"custom_id": "a", "body": {"model": "m"}}]
+    return {"endpoint": CHAT, "completion_window": "24h"} | fields
+
+
+def create(client: httpx.Client, **fields: Any) -> dict[str, Any]:
+    """A new batch."""
+    answer = client.post("/v1/batches", json=order(**fields))
+    assert answer.status_code == 200, answer.text
+    batch: dict[str, Any] = answer.json()
+    return batch
+
+
+def stored(client: httpx.Client, content: bytes | None = None) -> str:
+    """Id of a new file."""
+    answer = upload(client, jsonl([record("a")]) if content is None else content)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["id"])
+
+
 def upload(client: httpx.Client, content: bytes, name: str = "x.jsonl", **fields: str) -> httpx.Response:
     return client.post("/v1/files", data={"purpose": "batch"} | fields, files={"file": (name, content)})
 
@@ -124,3 +163,83 @@ def error(response: httpx.Response) -> dict[str, Any]:
     assert response.headers["x-request-id"].startswith("req_")
     found: dict[str, Any] = body["error"]
     return found
+
+
+class Facts:
+    """Plays the other stages: settles and ends batches by writing their facts and files."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._producer = Producer(settings.kafka, "test-facts")
+        self._blobs = open_blobs(settings.storage)
+
+    def append(self, fact: BatchFact) -> None:
+        self._producer.send(
+            topics.BATCHES,
+            msgspec.json.encode(fact),
+            key=batch_key(fact, "test"),
+            partition=topics.partition_of(fact.batch, self._settings.kafka.partitions),
+        )
+        self._producer.flush()
+
+    def key(self, fact: KeyFact) -> None:
+        kind = str(fact.__struct_config__.tag)
+        self._producer.send(topics.KEYS, msgspec.json.encode(fact), key=f"{fact.key_id}:{kind}", partition=0)
+        self._producer.flush()
+
+    def settle(self, batch: str, cause: Cause = Cause.DONE) -> None:
+        self.append(_settled(batch, cause))
+
+    def end(self, batch: str, output: bytes | None = b'{"a":1}\n', status: str = "completed") -> None:
+        file = None
+        if output is not None:
+            name = f"batches/{batch}/output.jsonl"
+            self._blobs.put(name, output)
+            file = ResultFile(
+                ids.output_file_id(BatchId(batch)),
+                name,
+                len(output),
+                output.count(b"\n"),
+                hashlib.sha256(output).hexdigest(),
+            )
+        self.append(
+            Ended(
+                batch=BatchId(batch),
+                status=status,
+                output=file,
+                error=None,
+                created=_created(batch),
+                created_at_ms=0,
+                settled=_settled(batch, Cause.DONE),
+            )
+        )
+
+    def finish(self, batch: str, output: bytes | None = b'{"a":1}\n') -> None:
+        self.settle(batch)
+        self.end(batch, output)
+
+    def close(self) -> None:
+        self._producer.close()
+
+
+def _settled(batch: str, cause: Cause) -> Settled:
+    return Settled(batch=BatchId(batch), completed=1, failed=0, usage=UsageTotals(), cause=cause)
+
+
+def _created(batch: str) -> Created:
+    """What `ended` repeats for the meter; the API does not look at it."""
+    return Created(
+        batch=BatchId(batch),
+        organization=OrganizationId("acme"),
+        endpoint=CHAT,
+        priority=Priority.STANDARD,
+        input_file_id=FileId("file-x"),
+        input_object="x",
+        rejected_object=None,
+        completion_window="24h",
+        window_s=86_400,
+        total=1,
+        rejected=0,
+        model="m",
+        price=Price("p", 0, 0, 0, 0),
+    )
