@@ -97,7 +97,7 @@ def create(
             print_json(submitted.batch)
             kept.remove()
             return Exit.OK
-        ended = _wait(client, submitted.batch)
+        ended = _wait(client, submitted.batch, tell_rejected=False)
     kept.remove()
     return ended
 
@@ -136,7 +136,7 @@ def cancel(batch_id: str, *, json: Json = False) -> int:
 def wait_for(batch_id: str, *, json: Json = False) -> int:
     """Wait until a batch has ended, then show it."""
     with open_client() as client:
-        return _wait(client, client.get(route("batches", batch_id)))
+        return _wait(client, client.get(route("batches", batch_id)), tell_rejected=True)
 
 
 @app.command
@@ -170,7 +170,7 @@ def results(
     return outcome.exit_status(batch)
 
 
-def _wait(client: Client, value: dict[str, Any]) -> int:
+def _wait(client: Client, value: dict[str, Any], *, tell_rejected: bool) -> int:
     try:
         with batch_bar() as show:
             value = outcome.wait(client, value, show)
@@ -178,7 +178,7 @@ def _wait(client: Client, value: dict[str, Any]) -> int:
         say(f"\n{value['id']} goes on without us; `orl batches wait {value['id']}` waits for it again")
         raise
     batch = outcome.read_batch(value)
-    tell_errors(client, batch)
+    tell_errors(client, batch, rejected=tell_rejected)
     outcome.tell_end(batch)
     print_json(value)
     return outcome.exit_status(batch)

@@ -29,7 +29,7 @@ from schemas.batches import Batch
 from schemas.facts import Priority
 from schemas.settings import Model
 from services.cli.client import Trouble
-from services.cli.demo_bill import Bill, of_batch, of_file, of_warehouse
+from services.cli.demo_bill import of_batch, of_file, of_warehouse
 from services.cli.demo_input import ENDPOINT, write_input
 from services.cli.outcome import read_batch
 from services.cli.output import money
@@ -187,19 +187,16 @@ def _bills(directory: Path, connection: dict[str, Any], batch: Batch) -> bool:
     ours = of_batch(batch)
     agreed_price = price(MODEL, msgspec.convert(PRICES, Model), Priority.STANDARD)
     bills = {
-        "the batch object": ours,
-        "the output file's lines, tokens x price": of_file(
-            directory / f"{batch.id}-output.jsonl", agreed_price
-        ),
-        "ClickHouse, billing.usage": of_warehouse(connection["clickhouse_url"], batch.id, ours.requests),
+        "batch object": ours,
+        "output file": of_file(directory / f"{batch.id}-output.jsonl", agreed_price),
+        "ClickHouse": of_warehouse(connection["clickhouse_url"], batch.id, ours.requests),
     }
-    names = [name.replace("_", " ") for name in Bill._fields]
-    table = Table("usage and cost, as in", *names, "USD", box=None)
+    table = Table("as in", "requests", "input", "cached", "output", "nano-USD", "USD", box=None)
     for column in table.columns[1:]:
         column.justify = "right"
     for name, bill in bills.items():
         table.add_row(name, *(f"{number:,}" for number in bill), money(bill.cost_nano_usd))
-    console.print()
+    print("\nUsage and cost; for the output file, tokens times price are added up line by line:")
     console.print(table)
     agreed = len(set(bills.values())) == 1
     console.print("\nAll three agree." if agreed else "\nThey DIFFER.")

@@ -39,12 +39,13 @@ def wait(client: Client, value: dict[str, Any], show: Callable[[Batch], None]) -
     is seen late by at most that. Trouble on the way is the client's to sit out.
     """
     started_s = time.monotonic()
-    show(batch := read_batch(value))
+    batch = read_batch(value)
     while not is_terminal(batch):
+        show(batch)
         waited_s = time.monotonic() - started_s
         time.sleep(min(max(waited_s / 20, SHORTEST_POLL_S), LONGEST_POLL_S))
         value = client.get(route("batches", batch.id))
-        show(batch := read_batch(value))
+        batch = read_batch(value)
     return value
 
 

@@ -22,7 +22,7 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from schemas.batches import Batch
@@ -73,7 +73,8 @@ def bytes_bar(what: str, total: int) -> Iterator[Callable[[int, int], None]]:
     if not sys.stderr.isatty():
         yield lambda done, of: None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    name = TextColumn("{task.description}", table_column=Column(max_width=30, no_wrap=True))
+    columns = (name, BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=_terminal(), transient=True) as progress:
         task = progress.add_task(_printable(what), total=total or None)
         yield lambda done, of: progress.update(task, completed=done, total=of or None)

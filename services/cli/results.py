@@ -15,11 +15,12 @@ from services.cli.outcome import SHOWN
 from services.cli.output import bytes_bar, say
 
 
-def tell_errors(client: Client, batch: Batch) -> None:
-    """Sum up the error file of a batch that has ended, and name its first records."""
+def tell_errors(client: Client, batch: Batch, *, rejected: bool) -> None:
+    """Sum up the error file of a batch that has ended, and name its first records: those that were
+    `rejected` at create, too, unless the user has been told of them."""
     if batch.error_file_id is None:
         return
-    errors = Errors()
+    errors = Errors(rejected=rejected)
     client.download(batch.error_file_id, errors.take, lambda done, of: None)
     errors.tell()
 
@@ -27,7 +28,8 @@ def tell_errors(client: Client, batch: Batch) -> None:
 class Errors:
     """Lines of an error file, gathered as they come, a piece of bytes at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, rejected: bool = True) -> None:
+        self._rejected = rejected
         self._rest = b""
         self._kinds: Counter[str] = Counter()
         self._first: list[str] = []
@@ -40,10 +42,9 @@ class Errors:
     def tell(self) -> None:
         for line in self._first:
             say(f"failed: {line}")
-        rest = self._kinds.total() - len(self._first)
-        if rest > 0:
+        if (total := self._kinds.total()) > len(self._first):
             kinds = ", ".join(f"{count} {kind}" for kind, count in self._kinds.most_common())
-            say(f"failed: {rest} more; all together: {kinds}")
+            say(f"failed: {total} in all: {kinds}")
 
     def _line(self, line: bytes) -> None:
         try:
@@ -52,7 +53,8 @@ class Errors:
             raise Trouble(f"The error file has a line that is no result: {fault}.", Exit.NETWORK) from fault
         kind, message = error.told()
         self._kinds[kind] += 1
-        if len(self._first) < SHOWN:
+        known = error.error is not None and error.error.line is not None and not self._rejected
+        if len(self._first) < SHOWN and not known:
             name = error.custom_id if error.custom_id is not None else "a record without custom_id"
             self._first.append(f"{name}: {message} [{kind}]")
 

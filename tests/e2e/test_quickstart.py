@@ -55,7 +55,8 @@ def environment(stack: Stack, work: Path, *, key: bool = True) -> dict[str, str]
     kept |= {f"XDG_{name}_HOME": str(work / f".{name.lower()}") for name in ("CONFIG", "STATE", "DATA")}
     if key:
         connection = stack.connection
-        kept |= {"OPENRELAY_BASE_URL": connection["base_url"], "OPENRELAY_API_KEY": connection["api_key"]}
+        for name in ("base_url", "control_url", "api_key"):
+            kept[f"OPENRELAY_{name.upper()}"] = connection[name]
     return kept
 
 

@@ -158,9 +158,8 @@ def test_create_and_wait_prints_the_end_and_what_was_rejected(
         "batch_0 validating: 0 completed, 0 failed of 0",
         "batch_0 in_progress: 0 completed, 0 failed of 4",
         "batch_0 finalizing: 2 completed, 2 failed of 4",
-        "batch_0 completed: 2 completed, 2 failed of 4",
-        "failed: a record without custom_id: line 3: Not JSON. [invalid_json]",
         "failed: d: Too long. [HTTP 400]",
+        "failed: 2 in all: 1 invalid_json, 1 HTTP 400",
         "batch_0 completed: 2 completed, 2 failed of 4; 0 input and 0 output tokens, $0.00",
     ]
 
