@@ -36,7 +36,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
     """A directory with the quickstart's input, and one whose records take a while."""
-    slow = {f"slow-{number}": f"slow:0.5 record {number}" for number in range(20)}
+    slow = {f"slow-{number}": f"slow:3 record {number}" for number in range(20)}
     for name, prompts in (("requests.jsonl", REQUESTS), ("slow.jsonl", slow)):
         lines = [json.dumps(record(custom_id, asked)) for custom_id, asked in prompts.items()]
         (tmp_path / name).write_text("\n".join(lines) + "\n")
