@@ -166,8 +166,10 @@ class Connection(HttpToolsProtocol):
     def _refuse(self, refusal: Refusal) -> None:
         """Answer a request that never reaches the application."""
         if self._answering():
-            # It was sent before the answer to an earlier one was through: nothing may be put between.
-            self._lingering.abort()
+            # It came before the answer to an earlier one was through: that one is the last.
+            self.cycle.keep_alive = False
+            if self.cycle.more_body:
+                self._lingering.abort()
             return
         self._refused = True
         body = refusal.body()

@@ -32,6 +32,8 @@ from streams.intake import Intake
 from streams.kafka.producer import AsyncProducer
 
 WATCH_EVERY_S = 0.5
+KEEP_ALIVE_S = 65
+"""Longer than clients keep idle connections, so that they do not send into one that is just being closed."""
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 log = logging.getLogger("openrelay.api")
@@ -78,6 +80,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
             lifespan="off",
             log_config=None,
             access_log=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
             server_header=False,
             proxy_headers=False,
             timeout_graceful_shutdown=max(1, round(settings.limits.drain_s)),
