@@ -79,6 +79,7 @@ class FileRoutes:
         ticket = Ticket(
             self._parts.uploads.new_file(), principal.organization, size, expiry(limits.presign_ttl_s)
         )
+        await self._parts.uploads.announce(ticket.file, ticket.organization, ticket.expires + PENDING_TTL_S)
         base = self._parts.settings.http.public_url or f"{request.url.scheme}://{request.url.netloc}"
         url = f"{base.rstrip('/')}/v1/uploads/{ticket.file}?{self._parts.signer.query(ticket)}"
         return _json(Presigned(ticket.file, url, ticket.expires))
@@ -121,9 +122,9 @@ class FileRoutes:
             if row is not None:
                 return _json(to_api(self._own(row, principal)))
             found = await uploads.pending(FileId(file))
-            if not found:
+            if not found and await uploads.announced(FileId(file), principal.organization):
                 raise refusals.invalid("Nothing was uploaded to this file's URL yet.", code="not_uploaded")
-            if found[0].owner != owner_of(principal.organization):
+            if not found or found[0].owner != owner_of(principal.organization):
                 raise refusals.not_found()
             try:
                 await uploads.check(found[0])

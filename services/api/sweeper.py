@@ -2,7 +2,7 @@
 
  - objects of files that are deleted or expired,
  - the own input of batches that ended a while ago (the stages may still read it just after),
- - uploads that never became a file, by the expiry in their name,
+ - uploads that never became a file and announcements of uploads, by the expiry in their name,
  - inputs of attempts to create a batch that never was, or was created by another attempt, by the time in
    their name.
 
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from services.api.readmodel import BATCHES_KEPT_MS
 from services.api.tables import connect, decode_state
-from services.api.uploads import parse_pending
+from services.api.uploads import parse_pending, ticket_expiry
 from streams.blobs import Blobs
 
 SWEEP_EVERY_S = 60.0
@@ -64,6 +64,9 @@ class Sweeper:
             if pending is not None and pending.expires * 1000 < now_ms:
                 if not _known_file(connection, pending.file):
                     self._blobs.delete(f"uploads/{pending.file}")
+                self._blobs.delete(name)
+        for name in self._blobs.list("tickets/"):
+            if ticket_expiry(name) * 1000 < now_ms:
                 self._blobs.delete(name)
         for name in self._blobs.list("batches/"):
             match = _ATTEMPT.fullmatch(name)

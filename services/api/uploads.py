@@ -8,7 +8,8 @@
  4. The pending object goes. Dying before leaves it to the sweeper.
 
 A multipart upload does all four at once. With a presigned URL, PUT does the first and `complete` the rest;
-`complete` may be repeated, since a file that exists is simply shown again.
+`complete` may be repeated, since a file that exists is simply shown again. An empty object below `tickets/`
+says for how long and for whom a URL is out.
 """
 
 from __future__ import annotations
@@ -104,6 +105,14 @@ class Uploads:
     async def pending(self, file: FileId) -> list[Pending]:
         names = await self._threads.run(self._blobs.list, f"pending/{file}.")
         return [found for name in names if (found := parse_pending(name)) is not None]
+
+    async def announce(self, file: FileId, organization: OrganizationId, expires: int) -> None:
+        """Remember whose a presigned upload is, so that `complete` tells early from foreign."""
+        await self._threads.run(self._blobs.put, f"tickets/{file}.{owner_of(organization)}.{expires}", b"")
+
+    async def announced(self, file: FileId, organization: OrganizationId) -> bool:
+        owner = owner_of(organization)
+        return bool(await self._threads.run(self._blobs.list, f"tickets/{file}.{owner}."))
 
     async def check(self, pending: Pending) -> None:
         """Look at an object that was PUT as an upload is looked at while it comes in."""
@@ -214,6 +223,11 @@ def owner_of(organization: OrganizationId) -> str:
 def parse_pending(name: str) -> Pending | None:
     match = re.fullmatch(r"pending/(file-[0-9a-f]{32})\.([0-9a-f]{16})\.([0-9]+)\.([0-9]+)", name)
     return match and Pending(FileId(match[1]), match[2], int(match[3]), int(match[4]))
+
+
+def ticket_expiry(name: str) -> int:
+    """When an announced upload is over, Unix seconds."""
+    return int(name.rpartition(".")[2])
 
 
 def expiry(ttl_s: float) -> int:

@@ -173,11 +173,15 @@ def test_lists_show_only_ones_own(rival: httpx.Client, property_of_acme: dict[st
 def test_presigned_upload_of_another_organization(client: httpx.Client, rival: httpx.Client) -> None:
     content = b'{"a":1}\n'
     ticket = client.post("/v1/files/presign", json={"bytes": len(content)}).json()
+    path = f"/v1/files/{ticket['file_id']}/complete"
+    unknown = rival.post(f"/v1/files/file-{'0' * 32}/complete")
+    assert unknown.status_code == 404
+    assert client.post(path).status_code == 400
+    assert rival.post(path).content == unknown.content
     assert httpx.put(ticket["put_url"], content=content, trust_env=False).status_code == 200
-    answer = rival.post(f"/v1/files/{ticket['file_id']}/complete")
-    assert answer.status_code == 404
-    assert client.post(f"/v1/files/{ticket['file_id']}/complete").status_code == 200
-    assert rival.post(f"/v1/files/{ticket['file_id']}/complete").status_code == 404
+    assert rival.post(path).content == unknown.content
+    assert client.post(path).status_code == 200
+    assert rival.post(path).content == unknown.content
 
 
 def issue(facts: Facts, organization: str, role: KeyRole = KeyRole.ORGANIZATION) -> tuple[str, str]:
