@@ -61,6 +61,7 @@ class Child:
         self._pipe: int | None = None
         self._exited = asyncio.Event()
         self._stopping = False
+        self._renewing = False
         self._timed_out = False
 
     async def run(self) -> None:
@@ -73,6 +74,9 @@ class Child:
             if self._stopped():
                 return
             status = self._status()
+            if self._renewing:
+                self._renewing = False
+                continue
             killed = status == -signal.SIGKILL
             if not self.ready.is_set() and not served and (self._timed_out or not killed):
                 raise StartFailed(self._explanation(f"{self.role.name} did not start:\n{self._tail()}"))
@@ -145,9 +149,17 @@ class Child:
             assert self._process is not None
             self._process.send_signal(number)
 
+    async def renew(self, deadline: float) -> None:
+        """Have another process in its place, which reads its settings anew; this one may drain first."""
+        self._renewing = self.running
+        await self._end(deadline)
+
     async def stop(self, deadline: float) -> None:
         """SIGTERM, and SIGKILL at the deadline (monotonic). Returns when it has ended."""
         self._stopping = True
+        await self._end(deadline)
+
+    async def _end(self, deadline: float) -> None:
         self.signal(signal.SIGTERM)
         self.signal(signal.SIGCONT)
         try:

@@ -34,8 +34,7 @@ class Role(NamedTuple):
     """Set for a program that is not ours: it is ready when this port takes connections."""
     explain: Callable[[str], str] | None = None
     """For such a program: one sentence about its end, from the end of its log."""
-    reloads: bool = False
-    """Whether SIGHUP makes it read its settings again."""
+    reads_settings: bool = False
 
 
 def openrelay(*arguments: str) -> tuple[str, ...]:
@@ -67,7 +66,7 @@ def stages(ports: Ports, config: Path, dispatchers: int) -> list[Role]:
 
     def role(kind: str, *more: str, slot: int = 0) -> Role:
         name = kind if slot == 0 else f"{kind}-{slot + 1}"
-        return Role(name, kind, openrelay(kind, *settings, *more), reloads=True)
+        return Role(name, kind, openrelay(kind, *settings, *more), reads_settings=True)
 
     def member(kind: str, slot: int = 0) -> Role:
         return role(kind, "--slot", str(slot), slot=slot)

@@ -182,7 +182,10 @@ class Supervisor:
                 child.limit_log()
 
     async def _reload(self) -> None:
-        """Read the settings again and hand them on; faulty ones are reported and change nothing."""
+        """Read the settings again and renew the roles that use them, each draining first.
+
+        Faulty settings are reported and change nothing.
+        """
         try:
             tree = read_tree(self._config, os.environ)
             resolved = resolve(tree, self._directory, self._ports, made(self._directory))
@@ -195,9 +198,10 @@ class Supervisor:
         self._resolved = resolved
         write(_for_roles(resolved.settings), self._settings_file)
         await self._prepare()
-        for child in self._children:
-            if child.role.reloads:
-                child.signal(signal.SIGHUP)
+        deadline = time.monotonic() + resolved.settings.limits.drain_s
+        await asyncio.gather(
+            *(child.renew(deadline) for child in self._children if child.role.reads_settings)
+        )
         self._publish()
         _say("the settings were read again")
 
