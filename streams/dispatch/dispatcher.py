@@ -39,7 +39,7 @@ from streams.kafka.messages import Delivery, KafkaFailed, Message
 from streams.kafka.producer import AsyncProducer
 from streams.pools.endpoint import Endpoint
 from streams.pools.openai import OpenAIClient
-from streams.pools.pool import ModelPool
+from streams.pools.pool import ModelPool, Slot
 
 GROUP = "dispatch"
 TICK_S = 0.05
@@ -439,11 +439,11 @@ class Dispatcher:
                     self._read_ahead(job)
                     continue
                 work = self._backlog.pop(job)
-                endpoint = pool.acquire(now, work.avoid)
-                assert endpoint is not None, "a free slot was seen"
+                slot = pool.acquire(now, work.avoid)
+                assert slot is not None, "a free slot was seen"
                 free -= 1
                 schedule.charge(batch, TOKENS_PER_RECORD + work.size * TOKENS_PER_BYTE, now_ms)
-                self._start(job, work, pool, endpoint)
+                self._start(job, work, pool, slot)
                 if self._backlog.wants_more(job):
                     self._read_ahead(job)
                 self._set_ready(job)
@@ -478,13 +478,14 @@ class Dispatcher:
         if not task.cancelled() and task.exception() is not None:
             self._fail(task.exception())  # type: ignore[arg-type]
 
-    def _start(self, job: Job, work: Work, pool: ModelPool, endpoint: Endpoint) -> None:
+    def _start(self, job: Job, work: Work, pool: ModelPool, slot: Slot) -> None:
         work.lane.start(work.position)
-        task = self._spawn(self._run(job, work, pool, endpoint))
+        task = self._spawn(self._run(job, work, pool, slot))
         job.running[task] = work
-        task.add_done_callback(partial(self._finished, job))
+        task.add_done_callback(partial(self._finished, job, slot))
 
-    def _finished(self, job: Job, task: asyncio.Task[None]) -> None:
+    def _finished(self, job: Job, slot: Slot, task: asyncio.Task[None]) -> None:
+        slot.release()
         job.running.pop(task, None)
         if job.closing is not None and not job.running:
             self._send_closed(job)
@@ -492,11 +493,11 @@ class Dispatcher:
 
     # ---- one record ----
 
-    async def _run(self, job: Job, work: Work, pool: ModelPool, endpoint: Endpoint) -> None:
+    async def _run(self, job: Job, work: Work, pool: ModelPool, slot: Slot) -> None:
         """One call of one record, and what follows from it."""
         try:
             await self._done.reserved(work.lane, work.position)
-            outcome = await self._call(job, work, pool, endpoint)
+            outcome = await self._call(job, work, pool, slot)
         except asyncio.CancelledError:
             if not job.window_over or self._jobs.get(job.batch) is not job:
                 work.lane.abandon(work.position)
@@ -509,10 +510,9 @@ class Dispatcher:
         else:
             self._send(job, work, outcome)
 
-    async def _call(
-        self, job: Job, work: Work, pool: ModelPool, endpoint: Endpoint
-    ) -> Answered | Failed | Again:
+    async def _call(self, job: Job, work: Work, pool: ModelPool, slot: Slot) -> Answered | Failed | Again:
         """Call the model, give the slot back; the record's result, or when to try again."""
+        endpoint = slot.endpoint
         created, limits = job.state.created, self._settings.limits
         assert created is not None
         sent_at = self._loop.time()
@@ -525,7 +525,7 @@ class Dispatcher:
             if isinstance(outcome, Reply) and outcome.status == 403:
                 key_accepted = await self._client.key_accepted(endpoint)
         finally:
-            endpoint.in_flight -= 1
+            slot.release()
         server, record = judge(
             outcome,
             endpoint=created.endpoint,
@@ -610,12 +610,12 @@ class Dispatcher:
             return
         pool = self._pools[job.model]
         while job.closing is None and work.lane in self._careful:
-            endpoint = pool.acquire(self._loop.time(), work.avoid)
-            if endpoint is None:
+            slot = pool.acquire(self._loop.time(), work.avoid)
+            if slot is None:
                 await asyncio.sleep(TICK_S)
                 continue
             work.lane.start(work.position)
-            outcome = await self._call(job, work, pool, endpoint)
+            outcome = await self._call(job, work, pool, slot)
             if not isinstance(outcome, Again):
                 await self._send(job, work, outcome)
                 return

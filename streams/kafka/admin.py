@@ -24,14 +24,6 @@ from streams.kafka.messages import KafkaFailed
 REQUEST_TIMEOUT_S = 10.0
 RETRY_S = 0.05
 
-_PASSING = {
-    confluent_kafka.KafkaError.NOT_LEADER_FOR_PARTITION,
-    confluent_kafka.KafkaError.LEADER_NOT_AVAILABLE,
-    confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART,
-    confluent_kafka.KafkaError.REPLICA_NOT_AVAILABLE,
-    confluent_kafka.KafkaError._TRANSPORT,
-}
-
 TopicPartition = tuple[str, int]
 
 
@@ -78,7 +70,10 @@ class Admin:
     def _offsets(
         self, partitions: Iterable[TopicPartition], spec: OffsetSpec, timeout_s: float
     ) -> dict[TopicPartition, int]:
-        """Leaders move and new topics have none for a moment: what Kafka calls retriable is asked again."""
+        """Leaders move, and a new topic has none for a moment: what failed is asked again until time is over.
+
+        The client asks the leader it remembers, so it is made to look who that is now.
+        """
         left = {confluent_kafka.TopicPartition(t, p): spec for t, p in partitions}
         found: dict[TopicPartition, int] = {}
         deadline = time.monotonic() + timeout_s
@@ -89,11 +84,12 @@ class Admin:
                     found[(partition.topic, partition.partition)] = future.result().offset
                     del left[partition]
                 except confluent_kafka.KafkaException as error:
-                    if error.args[0].code() not in _PASSING or time.monotonic() > deadline:
+                    if time.monotonic() > deadline:
                         where = f"{partition.topic}[{partition.partition}]"
                         raise KafkaFailed(f"offset of {where}: {error}") from error
             if left:
                 time.sleep(RETRY_S)
+                self._topics()
         return found
 
     def committed(self, group: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 from schemas.settings import Kafka
@@ -13,7 +14,29 @@ SESSION_TIMEOUT_MS = 6_000
 
 FETCH_BYTES = 4 * MAX_MESSAGE_BYTES
 
+FAILURE_LOG_EVERY_S = 10.0
+
 log = logging.getLogger("openrelay.kafka")
+
+
+class _FewFailures(logging.Filter):
+    """A broker that is away is reported many times a second by every connection: now and then is enough."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next = 0.0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.getMessage().startswith("FAIL"):
+            return True
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + FAILURE_LOG_EVERY_S
+        return True
+
+
+log.addFilter(_FewFailures())
 
 
 def common(kafka: Kafka, client_id: str) -> dict[str, Any]:

@@ -5,7 +5,12 @@ from __future__ import annotations
 import logging
 from typing import Any, NamedTuple
 
+import confluent_kafka
+
 log = logging.getLogger("openrelay.kafka")
+
+_FATAL = confluent_kafka.KafkaError._FATAL
+"""A fatal error seen a second time no longer says of itself that it is fatal."""
 
 
 class Message(NamedTuple):
@@ -57,6 +62,6 @@ def check(error: Any) -> None:
     """Raise for an error the client does not recover from by itself; log the others."""
     if error is None:
         return
-    if error.fatal():
+    if error.fatal() or error.code() == _FATAL:
         raise KafkaFailed(str(error))
     log.warning("consumer: %s", error)

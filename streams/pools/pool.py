@@ -7,6 +7,23 @@ from streams.core.extents import share
 from streams.pools.endpoint import Endpoint
 
 
+class Slot:
+    """The right to one call at an endpoint."""
+
+    __slots__ = ("_held", "endpoint")
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self._held = True
+        endpoint.in_flight += 1
+
+    def release(self) -> None:
+        """Give it back; doing so twice is harmless."""
+        if self._held:
+            self._held = False
+            self.endpoint.in_flight -= 1
+
+
 class ModelPool:
     """Not thread-safe: for one event loop."""
 
@@ -37,8 +54,8 @@ class ModelPool:
     def in_service(self, now: float) -> int:
         return sum(now >= endpoint.out_until for endpoint in self.endpoints)
 
-    def acquire(self, now: float, avoid: Endpoint | None = None) -> Endpoint | None:
-        """A slot on the least loaded endpoint, if one is free; release it by decrementing `in_flight`.
+    def acquire(self, now: float, avoid: Endpoint | None = None) -> Slot | None:
+        """A slot on the least loaded endpoint, if one is free.
 
         `avoid` is the endpoint that failed this record last: others are preferred.
         """
@@ -46,5 +63,4 @@ class ModelPool:
         if not free:
             return None
         best = min(free, key=lambda endpoint: (endpoint is avoid, endpoint.in_flight / endpoint.limit.value))
-        best.in_flight += 1
-        return best
+        return Slot(best)
