@@ -114,7 +114,9 @@ def _run(job: Job, fds: list[int], stores: dict[str, Blobs]) -> Outcome:
     try:
         if isinstance(job.work, Check):
             return check(blobs, job.work)
-        with open(fds[0], "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as body:
+        with open(fds[0], "rb") as file:
+            # Not closed by name: whoever failed in the middle of it may still hold it.
+            body = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             if isinstance(job.work, Open):
                 return open_request(job.work, body)
             return lay_out(blobs, job.work, body)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import resource
 import signal
@@ -70,7 +71,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         validation=Validation(settings.storage),
     )
     creation = Creation(parts)
-    intake = Intake(settings, blobs, f"{socket.gethostname()}-{model.slot}")
+    intake = Intake(settings, blobs, _instance(settings, model))
     sweeper = Sweeper(blobs, model.path)
     server = Server(
         uvicorn.Config(
@@ -140,6 +141,12 @@ class Server(uvicorn.Server):
 
     def stop(self) -> None:
         self.should_exit = True
+
+
+def _instance(settings: Settings, model: ReadModel) -> str:
+    """A name no other API process has, and that this one has again when it is started anew."""
+    place = hashlib.sha256(str(Path(settings.data_dir).resolve()).encode()).hexdigest()[:8]
+    return f"api-{socket.gethostname()}-{place}-{model.slot}"
 
 
 def _allow_open_files() -> None:

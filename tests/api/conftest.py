@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from schemas.settings import Egress, Model, Organization, Pool, Settings
+from schemas.settings import Egress, Model, Organization, Pool, Settings, Storage
 from streams.kafka.admin import create_topics
 from tests.api.host import ACME, IDLE, RIVAL, Facts, Host
 from tests.support.broker import EmbeddedBroker
@@ -28,7 +29,10 @@ def api_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBro
 
 
 def api_settings(broker: EmbeddedBroker, directory: Path, **fields: Any) -> Settings:
-    """Three organizations: with workflows, without, and without batch; two models nobody runs."""
+    """Three organizations: with workflows, without, and without batch; two models nobody runs.
+
+    All APIs on one broker share one storage, as their intakes share the batches.
+    """
     pools = (Pool(base_url="http://127.0.0.1:1/v1"),)
     organizations = (
         Organization(id="acme", features=("batch", "workflows"), api_keys=(ACME,)),
@@ -39,7 +43,12 @@ def api_settings(broker: EmbeddedBroker, directory: Path, **fields: Any) -> Sett
         "m": Model(input_nano_usd_per_mtok=100, output_nano_usd_per_mtok=200, pools=pools),
         "n": Model(input_nano_usd_per_mtok=1, output_nano_usd_per_mtok=2, pools=pools),
     }
-    defaults = {"organizations": organizations, "models": models, "egress": Egress()}
+    defaults = {
+        "organizations": organizations,
+        "models": models,
+        "egress": Egress(),
+        "storage": Storage(url=f"file://{broker.directory}/blobs"),
+    }
     settings = settings_for(directory, bootstrap=broker.bootstrap, **(defaults | fields))
     create_topics(settings)
     return settings
@@ -75,3 +84,12 @@ def facts(host: Host) -> Iterator[Facts]:
     writer = Facts(host.settings)
     yield writer
     writer.close()
+
+
+@pytest.fixture
+def fresh(host: Host, facts: Facts, client: httpx.Client) -> Iterator[httpx.Client]:
+    """A caller of an organization that has nothing yet."""
+    key = facts.issue(f"org-{secrets.token_hex(8)}")
+    client.get("/v1/files").raise_for_status()
+    with host.client(key) as caller:
+        yield caller

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from schemas.facts import (
     Created,
     Ended,
     KeyFact,
+    KeyIssued,
+    KeyRole,
     Priority,
     ResultFile,
     Settled,
@@ -32,6 +35,7 @@ from schemas.ids import BatchId, FileId, OrganizationId
 from schemas.money import Price, UsageTotals
 from schemas.settings import Settings
 from services import process
+from services.api import keys
 from services.embedded.ports import free_port
 from streams.blobs import open_blobs
 from streams.kafka.producer import Producer
@@ -186,6 +190,20 @@ class Facts:
         kind = str(fact.__struct_config__.tag)
         self._producer.send(topics.KEYS, msgspec.json.encode(fact), key=f"{fact.key_id}:{kind}", partition=0)
         self._producer.flush()
+
+    def issue(self, organization: str, role: KeyRole = KeyRole.ORGANIZATION) -> str:
+        """A new key; it works once the API has read as far."""
+        key = keys.make(secrets.token_bytes(keys.ENTROPY_BYTES))
+        self.key(
+            KeyIssued(
+                key_id=keys.key_id(key),
+                sha256=keys.fingerprint(key),
+                organization=OrganizationId(organization),
+                role=role,
+                hint=keys.hint(key),
+            )
+        )
+        return key
 
     def settle(self, batch: str, cause: Cause = Cause.DONE) -> None:
         self.append(_settled(batch, cause))
