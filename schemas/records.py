@@ -59,6 +59,8 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
     batch: BatchId
     index: int
     custom_id: str
+    origin: tuple[int, int]
+    """Request partition and position there: a dispatcher that starts finds its finished records by it."""
     status_code: int
     request_id: str
     body: msgspec.Raw | UnsetType = UNSET
@@ -75,6 +77,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="e
     batch: BatchId
     index: int
     custom_id: str
+    origin: tuple[int, int]
     status_code: int | None = None
     request_id: str | None = None
     body: msgspec.Raw | UnsetType = UNSET
@@ -133,6 +136,8 @@ class DoneSet(msgspec.Struct, frozen=True, kw_only=True):
     """Bitmap of positions whose result is acknowledged."""
     started_upto: int
     """No position at or above this was ever started."""
+    results_upto: int = 0
+    """Offset in `results` below which every result of this lane is in `finished`."""
     crashes: int = 0
     """Restores in a row that found records in flight."""
     probing: int | None = None

@@ -7,6 +7,11 @@ def empty(bits: int) -> bytearray:
     return bytearray((bits + 7) // 8)
 
 
+def padded(bitmap: bytes, bits: int) -> bytearray:
+    """A copy that has room for `bits`."""
+    return bytearray(bitmap) + bytearray(max(0, (bits + 7) // 8 - len(bitmap)))
+
+
 def get(bitmap: bytes | bytearray, bit: int) -> bool:
     """False beyond the end, so that a bitmap may be stored without trailing zeros."""
     byte = bit >> 3

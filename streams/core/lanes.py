@@ -43,6 +43,7 @@ class Lane:
         self.finished = bitmap.empty(self.positions.count)
         self.running: set[int] = set()
         self.started_upto = 0
+        self.results_upto = 0
         self.crashes = 0
         self.probing: int | None = None
         self.given_up: int | None = None
@@ -59,6 +60,7 @@ class Lane:
         size = min(len(done.finished), len(self.finished))
         self.finished[:size] = done.finished[:size]
         self.started_upto = min(done.started_upto, self.positions.count)
+        self.results_upto = done.results_upto
         self.suspects.extend(bitmap.unset(self.finished, self.started_upto))
         if done.clean or not self.suspects:
             return
@@ -124,6 +126,17 @@ class Lane:
         self.started_upto = min(self.positions.count, position + 1 + ahead)
         return True
 
+    def absorb(self, done: DoneSet) -> None:
+        """Somebody else may have run this lane since: what is finished there is finished."""
+        merged = int.from_bytes(self.finished, "little") | int.from_bytes(done.finished, "little")
+        self.finished[:] = merged.to_bytes(len(self.finished), "little")
+        while self.started_upto < min(done.started_upto, self.positions.count):
+            if self._fresh <= self.started_upto and not self.is_finished(self.started_upto):
+                self.suspects.append(self.started_upto)
+            self.started_upto += 1
+        self._fresh = max(self._fresh, self.started_upto)
+        self.acked_upto = max(self.acked_upto, self.started_upto)
+
     def start(self, position: int) -> None:
         self.running.add(position)
 
@@ -131,9 +144,10 @@ class Lane:
         """The record will not run to its end here (cancelled, expired, handed over)."""
         self.running.discard(position)
 
-    def finish(self, position: int) -> None:
-        """The result is acknowledged. The last suspect ends the suspicion."""
+    def finish(self, position: int, results_upto: int) -> None:
+        """The result is acknowledged, below `results_upto`. The last suspect ends the suspicion."""
         self.running.discard(position)
+        self.results_upto = max(self.results_upto, results_upto)
         bitmap.set_bit(self.finished, position)
         if self.probing == position:
             self.probing = None
@@ -150,6 +164,7 @@ class Lane:
             partition=self.partition,
             finished=bytes(self.finished).rstrip(b"\0"),
             started_upto=self.started_upto,
+            results_upto=self.results_upto,
             crashes=self.crashes,
             probing=self.probing,
             clean=clean,

@@ -66,6 +66,7 @@ class Backlog:
             lane.unread(*span)
             raise
         if job.lanes.get(lane.partition) is not lane:
+            lane.unread(*span)
             return
         last = span[0] - 1
         for message in messages:
@@ -92,10 +93,12 @@ class Backlog:
         return work
 
     def drop(self, job: Job, lane: Lane | None = None) -> None:
-        """Forget the waiting records of a job, or those of one of its lanes."""
+        """Put the waiting records of a job, or of one of its lanes, back among the unread."""
         for _ in range(len(job.ready)):
             work = self.pop(job)
-            if lane is not None and work.lane is not lane:
+            if lane is None or work.lane is lane:
+                work.lane.unread(work.position, work.position)
+            else:
                 self.add(job, work)
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from schemas.records import INLINE_BODY_BYTES, Answered, Failed, Ref, Request
 from streams.blobs.port import Blobs
 from streams.core import answers, bodies
 from streams.core.judge import CodedFailure, End, HttpFailure, Reply, Succeeded
+from streams.dispatch.jobs import Work
 from streams.pools.endpoint import Endpoint
 
 
@@ -52,10 +53,10 @@ def body_for(endpoint: Endpoint, body: bytes) -> bytes:
 
 
 async def result_of(
-    request: Request, end: End, store: BodyStore, *, model: str, renamed: bool
+    work: Work, end: End, store: BodyStore, *, model: str, renamed: bool
 ) -> Answered | Failed:
     """The record for `results`. `renamed`: the answer names the model as its server does."""
-    batch, index, custom_id = request.batch, request.index, request.custom_id
+    batch, index, custom_id = work.request.batch, work.request.index, work.request.custom_id
     match end:
         case Succeeded(reply, answer):
             body = reply.body
@@ -65,6 +66,7 @@ async def result_of(
                 batch=batch,
                 index=index,
                 custom_id=custom_id,
+                origin=work.origin,
                 status_code=reply.status,
                 request_id=_request_id(reply),
                 usage=answer.usage,
@@ -76,17 +78,24 @@ async def result_of(
                 batch=batch,
                 index=index,
                 custom_id=custom_id,
+                origin=work.origin,
                 status_code=reply.status,
                 request_id=_request_id(reply),
                 **await store.answer(batch, index, answers.error_body(reply.body)),
             )
         case CodedFailure(code, message):
-            return failed(request, code, message)
+            return failed(work, code, message)
 
 
-def failed(request: Request, code: str, message: str) -> Failed:
+def failed(work: Work, code: str, message: str) -> Failed:
+    request = work.request
     return Failed(
-        batch=request.batch, index=request.index, custom_id=request.custom_id, code=code, message=message
+        batch=request.batch,
+        index=request.index,
+        custom_id=request.custom_id,
+        origin=work.origin,
+        code=code,
+        message=message,
     )
 
 

@@ -96,6 +96,8 @@ class Dispatcher:
         self._partitions: dict[str, int] = {}
         self._owned: set[TopicPartition] = set()
         self._restored: dict[str, DoneSet] = {}
+        self._parked: dict[str, Lane] = {}
+        """Lanes of partitions that were taken from us, in case they come back: what they know is true."""
         self._high: dict[TopicPartition, int] = {}
         self._commit: dict[TopicPartition, int] = {}
         self._careful: set[Lane] = set()
@@ -252,9 +254,11 @@ class Dispatcher:
         self._backlog.drop(job)
         for task in job.running:
             task.cancel()
-        for lane in job.lanes.values():
-            self._careful.discard(lane)
-            self._done.remove(lane)
+        for lane in [*job.lanes.values(), *self._parked.values()]:
+            if lane.batch == batch:
+                self._parked.pop(lane.key(), None)
+                self._careful.discard(lane)
+                self._done.remove(lane)
 
     # ---- partitions ----
 
@@ -294,11 +298,13 @@ class Dispatcher:
             self._forget(lanes, partitions)
 
     async def _lost(self, partitions: list[TopicPartition]) -> None:
-        """Taken away: somebody else runs these records now."""
-        lanes = self._disown(partitions)
-        for task, _ in self._running_in(lanes):
-            task.cancel()
-        self._forget(lanes, partitions)
+        """Taken away, because we or the broker were silent: nothing starts until they are given again.
+
+        Calls that run go on. If somebody else makes them too, the arbiter takes the first result.
+        """
+        for lane in self._disown(partitions):
+            self._parked[lane.key()] = lane
+        self._forget([], partitions)
         log.warning("partitions lost", count=len(partitions))
 
     def _disown(self, partitions: list[TopicPartition]) -> list[Lane]:
@@ -344,16 +350,14 @@ class Dispatcher:
         assert enqueued is not None
         assert created is not None
         key = done_key(enqueued.topic, partition, job.batch, enqueued.attempt)
-        lane = Lane(
-            job.batch,
-            enqueued.attempt,
-            enqueued.topic,
-            partition,
-            enqueued.extents[partition],
-            self._restored.pop(key, None),
-        )
+        restored, lane = self._restored.pop(key, None), self._parked.pop(key, None)
+        if lane is None:
+            runs = enqueued.extents[partition]
+            lane = Lane(job.batch, enqueued.attempt, enqueued.topic, partition, runs, restored)
+        elif restored is not None:
+            lane.absorb(restored)
         job.lanes[partition] = lane
-        if lane.crashes:
+        if lane.crashes and not lane.acked_upto:
             log.warning(
                 "records were running at a crash",
                 batch=job.batch,
@@ -402,6 +406,7 @@ class Dispatcher:
         if self._jobs.get(job.batch) is not job or job.closing is not None:
             return
         if job.lanes.get(work.lane.partition) is not work.lane:
+            work.lane.unread(work.position, work.position)
             return
         job.ready.appendleft(work)
         self._backlog.bytes_waiting += work.size
@@ -502,7 +507,7 @@ class Dispatcher:
             if not job.window_over or self._jobs.get(job.batch) is not job:
                 work.lane.abandon(work.position)
                 raise
-            outcome = failed(work.request, RunCode.BATCH_EXPIRED, _WINDOW_CLOSED)
+            outcome = failed(work, RunCode.BATCH_EXPIRED, _WINDOW_CLOSED)
         if isinstance(outcome, Again):
             work.lane.abandon(work.position)
             work.not_before = self._loop.time() + outcome.wait_s
@@ -541,7 +546,7 @@ class Dispatcher:
             work.avoid = endpoint
             return record
         renamed = endpoint.remote_model is not None
-        return await result_of(work.request, record, self._store, model=pool.model, renamed=renamed)
+        return await result_of(work, record, self._store, model=pool.model, renamed=renamed)
 
     def _report(
         self, pool: ModelPool, endpoint: Endpoint, server: Server, outcome: Outcome, sent_at: float
@@ -561,9 +566,10 @@ class Dispatcher:
     def _send(self, job: Job, work: Work, result: Answered | Failed) -> asyncio.Future[Delivery]:
         lane, position = work.lane, work.position
 
-        def acknowledged() -> None:
-            lane.finish(position)
-            self._done.changed(lane)
+        def acknowledged(upto: int) -> None:
+            lane.finish(position, upto)
+            if job.lanes.get(lane.partition) is lane:
+                self._done.changed(lane)
 
         return self._results.send(job.batch, result, acknowledged)
 
@@ -606,7 +612,7 @@ class Dispatcher:
     async def _run_alone(self, job: Job, work: Work) -> None:
         """Run a record to its result, attempts and waits included."""
         if work.position == work.lane.given_up:
-            await self._send(job, work, failed(work.request, RunCode.PROCESSING_FAILED, _GIVEN_UP))
+            await self._send(job, work, failed(work, RunCode.PROCESSING_FAILED, _GIVEN_UP))
             return
         pool = self._pools[job.model]
         while job.closing is None and work.lane in self._careful:
@@ -650,7 +656,7 @@ class Dispatcher:
                 continue
             job.closed.add(partition)
             closed = Closed(batch=job.batch, partition=lane.partition, reason=job.closing)
-            self._results.send(job.batch, closed, lambda: None)
+            self._results.send(job.batch, closed, lambda upto: None)
 
     # ---- health ----
 

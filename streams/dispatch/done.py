@@ -1,16 +1,21 @@
-"""The log of done-sets: written a little behind the results, read when a partition is assigned."""
+"""The log of done-sets: written a little behind the results, read when a partition is assigned.
+
+A done-set says up to which offset of `results` it knows everything. What lies beyond is read from there, so
+that a crash repeats only the calls whose result was not acknowledged.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
 
 from schemas import topics
-from schemas.records import DoneSet
+from schemas.records import Closed, DoneSet, Result
 from schemas.settings import Kafka
+from streams.core import bitmap
 from streams.core.lanes import Lane, done_key
 from streams.kafka.admin import Admin, TopicPartition
 from streams.kafka.messages import Delivery
@@ -22,7 +27,11 @@ WRITE_EVERY_S = 0.05
 
 READ_TIMEOUT_S = 60.0
 
+MOST_RESULTS_READ = 200_000
+"""Per partition, when a done-set is very old: records finished before that run again, which is only waste."""
+
 _decode = msgspec.json.Decoder(DoneSet).decode
+_decode_result = msgspec.json.Decoder(Result).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -60,11 +69,48 @@ class DoneLog:
                         latest[message.key] = _decode(message.value)
         finally:
             reader.close()
+        mine = [done for done in latest.values() if (done.topic, done.partition) in wanted]
         return {
             done_key(done.topic, done.partition, done.batch, done.attempt): done
-            for done in latest.values()
-            if (done.topic, done.partition) in wanted
+            for done in self._with_results(mine)
         }
+
+    def _with_results(self, done_sets: list[DoneSet]) -> Iterator[DoneSet]:
+        """The done-sets with the results that were acknowledged after they were written."""
+        by_partition: dict[int, list[DoneSet]] = {}
+        for done in done_sets:
+            if bitmap.count(done.finished) < done.started_upto:
+                partition = topics.partition_of(done.batch, self._kafka.partitions)
+                by_partition.setdefault(partition, []).append(done)
+            else:
+                yield done
+        places = [(topics.RESULTS, p) for p in by_partition]
+        firsts, ends = self._admin.first_offsets(places), self._admin.end_offsets(places)
+        reader = PositionReader(self._kafka, f"openrelay-{self._instance}-tail", 1)
+        try:
+            for place in places:
+                started = by_partition[place[1]]
+                known = min(done.results_upto for done in started)
+                start = max(known, firsts[place], ends[place] - MOST_RESULTS_READ)
+                finished = {
+                    (d.batch, d.partition): bitmap.padded(d.finished, d.started_upto) for d in started
+                }
+                for message in reader.read_to_end(*place, start, ends[place], READ_TIMEOUT_S):
+                    assert message.value is not None
+                    result = _decode_result(message.value)
+                    if isinstance(result, Closed):
+                        continue
+                    partition, position = result.origin
+                    bits = finished.get((result.batch, partition))
+                    if bits is not None and position < len(bits) * 8:
+                        bitmap.set_bit(bits, position)
+                for done in started:
+                    bits = finished[(done.batch, done.partition)]
+                    yield msgspec.structs.replace(
+                        done, finished=bytes(bits), results_upto=max(done.results_upto, ends[place])
+                    )
+        finally:
+            reader.close()
 
     async def reserved(self, lane: Lane, position: int) -> None:
         """Return when an acknowledged done-set covers `position`."""

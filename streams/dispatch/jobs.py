@@ -26,6 +26,11 @@ class Work:
         self.not_before = 0.0
         self.avoid: Endpoint | None = None
 
+    @property
+    def origin(self) -> tuple[int, int]:
+        """Request partition and position in it."""
+        return self.lane.partition, self.position
+
 
 class Job:
     """A batch with work in our partitions, or soon to have some."""

@@ -38,9 +38,9 @@ class Results:
         return self._unacked_bytes >= MAX_UNACKED_BYTES
 
     def send(
-        self, batch: BatchId, result: Answered | Failed | Closed, acknowledged: Callable[[], None]
+        self, batch: BatchId, result: Answered | Failed | Closed, acknowledged: Callable[[int], None]
     ) -> asyncio.Future[Delivery]:
-        """Append behind everything sent for the batch before; `acknowledged` is called when it is there."""
+        """Append behind everything sent for the batch before; `acknowledged` is told the offset after it."""
         value = _encode(result)
         sent = self._producer.submit(
             topics.RESULTS, value, key=batch, partition=topics.partition_of(batch, self._partitions)
@@ -55,13 +55,13 @@ class Results:
         if self._unacked:
             await asyncio.wait(set(self._unacked))
 
-    def _done(self, size: int, acknowledged: Callable[[], None], sent: asyncio.Future[Delivery]) -> None:
+    def _done(self, size: int, acknowledged: Callable[[int], None], sent: asyncio.Future[Delivery]) -> None:
         self._unacked.discard(sent)
         self._unacked_bytes -= size
         if sent.cancelled():
             return
         error = sent.exception()
         if error is None:
-            acknowledged()
+            acknowledged(sent.result().offset + 1)
         else:
             self._on_failed(error)
