@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import heapq
 import itertools
-import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
@@ -20,34 +18,33 @@ from schemas import topics
 from schemas.errors import RunCode
 from schemas.facts import BatchFact
 from schemas.ids import BatchId
-from schemas.records import Answered, Closed, DoneSet, Failed
+from schemas.records import Closed
 from schemas.settings import Settings
 from streams.blobs.port import Blobs
-from streams.core.judge import Again, Outcome, Reply, Server, judge
-from streams.core.lanes import Lane, done_key
+from streams.core.judge import Again
+from streams.core.lanes import Lane
 from streams.core.lifecycle import BatchState, fold
 from streams.core.schedule import Schedule
+from streams.dispatch import health
 from streams.dispatch.backlog import Backlog
-from streams.dispatch.calls import BodyStore, body_for, failed, result_of
+from streams.dispatch.calls import BodyStore, failed
+from streams.dispatch.careful import Careful
 from streams.dispatch.done import DoneLog
 from streams.dispatch.jobs import Job, Work
+from streams.dispatch.partitions import Partitions
 from streams.dispatch.results import Results
+from streams.dispatch.runner import Runner
 from streams.kafka.admin import Admin, TopicPartition
 from streams.kafka.follow import Follower
 from streams.kafka.membership import Membership
-from streams.kafka.messages import Delivery, KafkaFailed, Message
+from streams.kafka.messages import KafkaFailed, Message
 from streams.kafka.producer import AsyncProducer
-from streams.pools.endpoint import Endpoint
 from streams.pools.openai import OpenAIClient
 from streams.pools.pool import ModelPool, Slot
 
 GROUP = "dispatch"
 TICK_S = 0.05
 POSITIONS_EVERY_TICKS = 20
-
-HEALTH_EVERY_S = 2.0
-SICK_AFTER = 3
-"""Health checks in a row that fail before the calls at an endpoint are given up."""
 
 TOKENS_PER_BYTE = 0.25
 TOKENS_PER_RECORD = 256
@@ -65,11 +62,10 @@ class Dispatcher:
         self._settings = settings
         self._instance = instance
         self._loop = asyncio.get_running_loop()
-        self._store = BodyStore(blobs)
-        self._admin = Admin(settings.kafka, f"openrelay-{instance}-admin")
         self._producer = AsyncProducer(settings.kafka, f"openrelay-{instance}-results")
         self._done = DoneLog(settings.kafka, instance, self._producer, self._fail)
         self._results = Results(settings.kafka, self._producer, self._fail)
+        self._partitions = Partitions(Admin(settings.kafka, f"openrelay-{instance}-admin"), self._done)
         self._backlog = Backlog(settings.kafka, f"openrelay-{instance}-backlog")
         self._follower = Follower(
             settings.kafka, f"openrelay-{instance}-facts", [topics.BATCHES], self._from_follower
@@ -82,30 +78,21 @@ class Dispatcher:
             on_assigned=self._from_member(self._assigned),
             on_revoked=self._from_member(self._revoked),
             on_lost=self._from_member(self._lost),
-            positions=self._positions,
+            positions=self._partitions.positions,
             on_failed=self._from_member_failure,
         )
-        self._client = OpenAIClient()
         self._states: dict[BatchId, BatchState] = {}
         self._gone: set[BatchId] = set()
         """Batches that have ended: whatever is still said of them does not bring them back."""
         self._jobs: dict[BatchId, Job] = {}
         self._pools: dict[str, ModelPool] = {}
         self._schedules: dict[str, Schedule] = {}
-        self._models = {topics.requests_name(model): model for model in settings.models}
-        self._partitions: dict[str, int] = {}
-        self._owned: set[TopicPartition] = set()
-        self._restored: dict[str, DoneSet] = {}
-        self._parked: dict[str, Lane] = {}
-        """Lanes of partitions that were taken from us, in case they come back: what they know is true."""
-        self._high: dict[TopicPartition, int] = {}
-        self._commit: dict[TopicPartition, int] = {}
-        self._careful: set[Lane] = set()
-        """Lanes whose suspects run one at a time; while there are any, nothing else runs."""
+        self._client = OpenAIClient()
+        self._runner = Runner(settings.limits, self._client, BodyStore(blobs), self._done, self._results)
+        self._careful = Careful(self._jobs, self._pools, self._backlog, self._done, self._runner)
         self._retries: list[tuple[float, int, Work, Job]] = []
         self._sequence = itertools.count()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._prober: asyncio.Task[None] | None = None
         self._stopping = False
         self._failed: asyncio.Future[None] = self._loop.create_future()
         self.configure(settings)
@@ -113,18 +100,17 @@ class Dispatcher:
     def configure(self, settings: Settings) -> None:
         """Take new settings: endpoints and models appear and vanish without a restart."""
         self._settings = settings
+        self._runner.limits = settings.limits
         self._models = {topics.requests_name(model): model for model in settings.models}
         self._weights = {organization.id: organization.weight for organization in settings.organizations}
         for name, model in settings.models.items():
             if name in self._pools:
-                self._pools[name].configure(model)
+                self._pools[name].configure(model.pools)
             else:
-                self._pools[name] = ModelPool(name, model)
+                self._pools[name] = ModelPool(name, model.pools)
                 self._schedules[name] = Schedule()
         for name in self._pools.keys() - settings.models.keys():
-            self._pools[name].configure(
-                msgspec.structs.replace(next(iter(settings.models.values())), pools=())
-            )
+            self._pools[name].configure(())
 
     async def run(self, stopping: asyncio.Event, ready: Callable[[], None]) -> None:
         """Dispatch until `stopping`, then let running calls finish and hand the partitions over.
@@ -136,7 +122,7 @@ class Dispatcher:
         self._membership.start()
         housekeeping = [
             asyncio.create_task(self._tick()),
-            asyncio.create_task(self._watch_health()),
+            asyncio.create_task(health.watch(self._pools, self._client)),
         ]
         ready()
         stop = asyncio.create_task(stopping.wait())
@@ -202,9 +188,6 @@ class Dispatcher:
     def _from_member_failure(self, error: BaseException) -> None:
         self._loop.call_soon_threadsafe(self._fail, error)
 
-    def _positions(self) -> dict[TopicPartition, int]:
-        return self._commit
-
     def _fail(self, error: BaseException) -> None:
         if not self._failed.done():
             self._failed.set_exception(error)
@@ -238,10 +221,8 @@ class Dispatcher:
             job.model = self._models.get(state.enqueued.topic, "")
         job.state = state
         for partition, runs in state.enqueued.extents.items():
-            where = (state.enqueued.topic, partition)
-            self._high[where] = max(self._high.get(where, 0), runs[-1][1] + 1)
-            if where in self._owned and partition not in job.lanes:
-                self._open_lane(job, partition)
+            self._partitions.note_end((state.enqueued.topic, partition), runs[-1][1] + 1)
+        self._open_lanes(job)
         if state.cancelled:
             self._begin_close(job, "cancelled")
 
@@ -254,30 +235,20 @@ class Dispatcher:
         self._backlog.drop(job)
         for task in job.running:
             task.cancel()
-        for lane in [*job.lanes.values(), *self._parked.values()]:
-            if lane.batch == batch:
-                self._parked.pop(lane.key(), None)
-                self._careful.discard(lane)
-                self._done.remove(lane)
+        for lane in self._partitions.forget(job):
+            self._careful.discard(lane)
+            self._done.remove(lane)
 
     # ---- partitions ----
 
     async def _assigned(self, partitions: list[TopicPartition]) -> None:
         if not partitions:
             return
-        counts = await asyncio.to_thread(self._admin.partitions, {topic for topic, _ in partitions})
-        self._partitions |= counts
-        wanted = set(partitions)
-        self._restored |= await asyncio.to_thread(self._done.read, partitions)
-        self._owned |= wanted
+        await self._partitions.take(partitions)
         self._resize()
         for job in list(self._jobs.values()):
-            enqueued = job.state.enqueued
-            assert enqueued is not None
-            for partition in enqueued.extents:
-                if (enqueued.topic, partition) in wanted and partition not in job.lanes:
-                    self._open_lane(job, partition)
-        log.info("partitions assigned", count=len(partitions), owned=len(self._owned))
+            self._open_lanes(job)
+        log.info("partitions assigned", count=len(partitions), owned=len(self._partitions.owned))
         self._pump()
 
     async def _revoked(self, partitions: list[TopicPartition]) -> None:
@@ -295,20 +266,20 @@ class Dispatcher:
         await self._results.drained()
         if not self._failed.done():
             await self._done.leave(lanes)
-            self._forget(lanes, partitions)
+            for lane in lanes:
+                self._done.forget(lane)
 
     async def _lost(self, partitions: list[TopicPartition]) -> None:
         """Taken away, because we or the broker were silent: nothing starts until they are given again.
 
         Calls that run go on. If somebody else makes them too, the arbiter takes the first result.
         """
-        for lane in self._disown(partitions):
-            self._parked[lane.key()] = lane
-        self._forget([], partitions)
+        self._partitions.park(self._disown(partitions))
         log.warning("partitions lost", count=len(partitions))
 
     def _disown(self, partitions: list[TopicPartition]) -> list[Lane]:
-        self._owned -= set(partitions)
+        self._partitions.give_up(partitions)
+        self._resize()
         given_up = []
         for job in self._jobs.values():
             for partition, lane in list(job.lanes.items()):
@@ -320,14 +291,6 @@ class Dispatcher:
                     given_up.append(lane)
             self._set_ready(job)
         return given_up
-
-    def _forget(self, lanes: list[Lane], partitions: list[TopicPartition]) -> None:
-        for lane in lanes:
-            self._done.forget(lane)
-        gone = set(partitions)
-        self._restored = {k: d for k, d in self._restored.items() if (d.topic, d.partition) not in gone}
-        self._commit = {p: o for p, o in self._commit.items() if p not in gone}
-        self._resize()
 
     def _running_in(self, lanes: list[Lane]) -> list[tuple[asyncio.Task[None], Work]]:
         wanted = set(lanes)
@@ -342,47 +305,49 @@ class Dispatcher:
         """Our share of every limit follows the partitions we own."""
         for name, pool in self._pools.items():
             topic = topics.requests_name(name)
-            owned = frozenset(p for t, p in self._owned if t == topic)
-            pool.own(owned, self._partitions.get(topic, self._settings.kafka.request_partitions))
+            owned = frozenset(p for t, p in self._partitions.owned if t == topic)
+            count = self._partitions.counts.get(topic, self._settings.kafka.request_partitions)
+            pool.own(owned, count)
 
-    def _open_lane(self, job: Job, partition: int) -> None:
-        enqueued, created = job.state.enqueued, job.state.created
+    def _open_lanes(self, job: Job) -> None:
+        """Lanes for the partitions of ours that hold records of the job and have none yet."""
+        enqueued = job.state.enqueued
         assert enqueued is not None
-        assert created is not None
-        key = done_key(enqueued.topic, partition, job.batch, enqueued.attempt)
-        restored, lane = self._restored.pop(key, None), self._parked.pop(key, None)
-        if lane is None:
-            runs = enqueued.extents[partition]
-            lane = Lane(job.batch, enqueued.attempt, enqueued.topic, partition, runs, restored)
-        elif restored is not None:
-            lane.absorb(restored)
-        job.lanes[partition] = lane
-        if lane.crashes and not lane.acked_upto:
-            log.warning(
-                "records were running at a crash",
-                batch=job.batch,
-                partition=partition,
-                crashes=lane.crashes,
-                records=len(lane.suspects),
-            )
-            self._done.reserve(lane)
-        if lane.careful:
-            self._careful.add(lane)
-        schedule = self._schedules.get(job.model)
-        if job.closing is not None:
-            if not job.running:
-                self._send_closed(job)
-        elif schedule is not None and job.batch not in schedule:
-            window_ms = job.state.expires_at_ms - job.state.created_at_ms
-            schedule.add(
-                job.batch,
-                created.organization,
-                created.priority,
-                weight=self._weights.get(created.organization, 1.0),
-                expires_at_ms=job.state.expires_at_ms,
-                urgent_at_ms=job.state.expires_at_ms - window_ms // 10,
-            )
+        for partition in enqueued.extents:
+            if partition in job.lanes or (enqueued.topic, partition) not in self._partitions.owned:
+                continue
+            lane = self._partitions.open_lane(job, partition)
+            if lane.crashes and not lane.acked_upto:
+                log.warning(
+                    "records were running at a crash",
+                    batch=job.batch,
+                    partition=partition,
+                    crashes=lane.crashes,
+                    records=len(lane.suspects),
+                )
+                self._done.reserve(lane)
+            if lane.careful:
+                self._careful.add(lane)
+        if job.closing is None:
+            self._into_schedule(job)
+        elif not job.running:
+            self._send_closed(job)
         self._set_ready(job)
+
+    def _into_schedule(self, job: Job) -> None:
+        created, schedule = job.state.created, self._schedules.get(job.model)
+        assert created is not None
+        if schedule is None or job.batch in schedule or not job.lanes:
+            return
+        window_ms = job.state.expires_at_ms - job.state.created_at_ms
+        schedule.add(
+            job.batch,
+            created.organization,
+            created.priority,
+            weight=self._weights.get(created.organization, 1.0),
+            expires_at_ms=job.state.expires_at_ms,
+            urgent_at_ms=job.state.expires_at_ms - window_ms // 10,
+        )
 
     # ---- choosing and starting ----
 
@@ -399,7 +364,7 @@ class Dispatcher:
                 if now_ms >= job.state.expires_at_ms:
                     self._expire(job)
             if tick % POSITIONS_EVERY_TICKS == 0:
-                self._note_positions()
+                self._partitions.note_positions(self._jobs.values())
             self._pump()
 
     def _retry(self, work: Work, job: Job) -> None:
@@ -426,10 +391,11 @@ class Dispatcher:
 
     def _pump(self) -> None:
         """Start what may start now."""
-        if self._stopping or not self._owned:
+        if self._stopping or not self._partitions.owned:
             return
         if self._careful:
-            self._start_probing()
+            if not any(job.running for job in self._jobs.values()):
+                self._careful.start(self._spawn, self._pump)
             return
         now, now_ms = self._loop.time(), time.time_ns() // 1_000_000
         for name, pool in self._pools.items():
@@ -502,7 +468,7 @@ class Dispatcher:
         """One call of one record, and what follows from it."""
         try:
             await self._done.reserved(work.lane, work.position)
-            outcome = await self._call(job, work, pool, slot)
+            outcome = await self._runner.call(job, work, pool, slot)
         except asyncio.CancelledError:
             if not job.window_over or self._jobs.get(job.batch) is not job:
                 work.lane.abandon(work.position)
@@ -513,120 +479,7 @@ class Dispatcher:
             work.not_before = self._loop.time() + outcome.wait_s
             heapq.heappush(self._retries, (work.not_before, next(self._sequence), work, job))
         else:
-            self._send(job, work, outcome)
-
-    async def _call(self, job: Job, work: Work, pool: ModelPool, slot: Slot) -> Answered | Failed | Again:
-        """Call the model, give the slot back; the record's result, or when to try again."""
-        endpoint = slot.endpoint
-        created, limits = job.state.created, self._settings.limits
-        assert created is not None
-        sent_at = self._loop.time()
-        key_accepted = False
-        try:
-            body = body_for(endpoint, await self._store.request(work.request))
-            outcome = await self._client.call(
-                endpoint, created.endpoint, body, timeout_s=limits.request_time_limit_s
-            )
-            if isinstance(outcome, Reply) and outcome.status == 403:
-                key_accepted = await self._client.key_accepted(endpoint)
-        finally:
-            slot.release()
-        server, record = judge(
-            outcome,
-            endpoint=created.endpoint,
-            attempts=work.attempts,
-            max_attempts=limits.max_attempts,
-            backoff_s=limits.retry_backoff_s,
-            jitter=random.random(),
-            key_accepted=key_accepted,
-        )
-        self._report(pool, endpoint, server, outcome, sent_at)
-        if isinstance(record, Again):
-            work.attempts += record.attempt
-            work.avoid = endpoint
-            return record
-        renamed = endpoint.remote_model is not None
-        return await result_of(work, record, self._store, model=pool.model, renamed=renamed)
-
-    def _report(
-        self, pool: ModelPool, endpoint: Endpoint, server: Server, outcome: Outcome, sent_at: float
-    ) -> None:
-        now = self._loop.time()
-        was_out_until = endpoint.out_until
-        endpoint.report(server, sent_at=sent_at, now=now, alone=pool.in_service(now) <= 1)
-        if endpoint.out_until != was_out_until:
-            log.warning(
-                "endpoint out",
-                endpoint=endpoint.base_url,
-                seconds=round(endpoint.out_until - now, 1),
-                reason=f"status {outcome.status}" if isinstance(outcome, Reply) else repr(outcome),
-                misconfigured=endpoint.misconfigured,
-            )
-
-    def _send(self, job: Job, work: Work, result: Answered | Failed) -> asyncio.Future[Delivery]:
-        lane, position = work.lane, work.position
-
-        def acknowledged(upto: int) -> None:
-            lane.finish(position, upto)
-            if job.lanes.get(lane.partition) is lane:
-                self._done.changed(lane)
-
-        return self._results.send(job.batch, result, acknowledged)
-
-    def _note_positions(self) -> None:
-        """What the group commits: the lowest unfinished offset of each partition, for tools that show lag."""
-        lowest = {where: self._high.get(where, 0) for where in self._owned if where in self._high}
-        for job in self._jobs.values():
-            for partition, lane in job.lanes.items():
-                offset = lane.lowest_unfinished_offset
-                where = (lane.topic, partition)
-                if offset is not None and where in lowest:
-                    lowest[where] = min(lowest[where], offset)
-        self._commit = lowest
-
-    # ---- records that must run alone ----
-
-    def _start_probing(self) -> None:
-        if self._prober is None and not any(job.running for job in self._jobs.values()):
-            self._prober = self._spawn(self._probe())
-            self._prober.add_done_callback(self._probed)
-
-    def _probed(self, _: asyncio.Task[None]) -> None:
-        self._prober = None
-        self._pump()
-
-    async def _probe(self) -> None:
-        """Run the suspects one at a time, each named in the log before it starts."""
-        while self._careful:
-            lane = next(iter(self._careful))
-            job = self._jobs[lane.batch]
-            span = lane.next_read(1) if lane.careful and job.closing is None else None
-            if span is None:
-                self._careful.discard(lane)
-                continue
-            work = await self._backlog.read_one(lane, span[0])
-            lane.probing = work.position
-            await self._done.reserve(lane)
-            await self._run_alone(job, work)
-
-    async def _run_alone(self, job: Job, work: Work) -> None:
-        """Run a record to its result, attempts and waits included."""
-        if work.position == work.lane.given_up:
-            await self._send(job, work, failed(work, RunCode.PROCESSING_FAILED, _GIVEN_UP))
-            return
-        pool = self._pools[job.model]
-        while job.closing is None and work.lane in self._careful:
-            slot = pool.acquire(self._loop.time(), work.avoid)
-            if slot is None:
-                await asyncio.sleep(TICK_S)
-                continue
-            work.lane.start(work.position)
-            outcome = await self._call(job, work, pool, slot)
-            if not isinstance(outcome, Again):
-                await self._send(job, work, outcome)
-                return
-            work.lane.abandon(work.position)
-            await asyncio.sleep(outcome.wait_s)
+            self._runner.send(job, work, outcome)
 
     # ---- ends ----
 
@@ -658,38 +511,5 @@ class Dispatcher:
             closed = Closed(batch=job.batch, partition=lane.partition, reason=job.closing)
             self._results.send(job.batch, closed, lambda upto: None)
 
-    # ---- health ----
-
-    async def _watch_health(self) -> None:
-        """Ask busy endpoints whether they live; calls at one that does not are made elsewhere."""
-        sick: dict[Endpoint, int] = {}
-        while True:
-            await asyncio.sleep(HEALTH_EVERY_S)
-            busy = [e for pool in self._pools.values() for e in pool.endpoints if e.in_flight]
-            answers = await asyncio.gather(*(self._client.healthy(endpoint) for endpoint in busy))
-            for endpoint, healthy in zip(busy, answers, strict=True):
-                sick[endpoint] = 0 if healthy else sick.get(endpoint, 0) + 1
-                if sick[endpoint] >= SICK_AFTER:
-                    sick[endpoint] = 0
-                    endpoint.put_out(self._loop.time())
-                    log.warning("endpoint sick", endpoint=endpoint.base_url, calls=endpoint.in_flight)
-                    self._client.give_up(endpoint)
-
 
 _WINDOW_CLOSED = "the batch's completion window ended before this request was finished"
-_GIVEN_UP = "the request was being handled at three crashes of the dispatcher"
-
-
-async def run(
-    settings: Settings,
-    instance: str,
-    blobs: Blobs,
-    stopping: asyncio.Event,
-    ready: Callable[[], None],
-    reload: Callable[[Callable[[Settings], None]], None],
-) -> None:
-    """Dispatch until `stopping`; `reload` is given what to call with new settings."""
-    dispatcher = Dispatcher(settings, instance, blobs)
-    reload(dispatcher.configure)
-    with contextlib.suppress(asyncio.CancelledError):
-        await dispatcher.run(stopping, ready)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schemas.settings import Model
+from schemas.settings import Pool
 from streams.core.extents import share
 from streams.pools.endpoint import Endpoint
 
@@ -27,16 +27,16 @@ class Slot:
 class ModelPool:
     """Not thread-safe: for one event loop."""
 
-    def __init__(self, model: str, settings: Model) -> None:
+    def __init__(self, model: str, pools: tuple[Pool, ...]) -> None:
         self.model = model
         self.endpoints: list[Endpoint] = []
         self._share: tuple[frozenset[int], int] = (frozenset(), 1)
-        self.configure(settings)
+        self.configure(pools)
 
-    def configure(self, settings: Model) -> None:
+    def configure(self, pools: tuple[Pool, ...]) -> None:
         """Endpoints appear and vanish; a vanished one finishes the calls it has."""
         known = {endpoint.pool: endpoint for endpoint in self.endpoints}
-        kept = [known.pop(pool) if pool in known else Endpoint(self.model, pool) for pool in settings.pools]
+        kept = [known.pop(pool) if pool in known else Endpoint(self.model, pool) for pool in pools]
         for endpoint in known.values():
             endpoint.retired = True
         self.endpoints = kept
