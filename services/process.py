@@ -45,7 +45,11 @@ def signal_ready() -> None:
         os.close(handle)
 
 
-class PortTaken(Exception):
+class CannotStart(Exception):
+    """The operator has to put something right first; the message says what in one line."""
+
+
+class PortTaken(CannotStart):
     """Another program listens there; the message names the port."""
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -107,7 +106,7 @@ def warehouse(
     process.configure_log("warehouse")
     from services.warehouse.serve import run
 
-    _guarded(lambda: run(data or default_data_dir() / "warehouse", host, port))
+    run(data or default_data_dir() / "warehouse", host, port)
 
 
 @app.command
@@ -125,17 +124,15 @@ def simulate(
     process.configure_log("simulator")
     from services.simulator.serve import run
 
-    _guarded(
-        lambda: run(
-            host,
-            port,
-            latency_ms=latency_ms,
-            latency_sigma=latency_sigma,
-            concurrency=concurrency,
-            models=models,
-            call_log=call_log,
-            ready=process.signal_ready,
-        )
+    run(
+        host,
+        port,
+        latency_ms=latency_ms,
+        latency_sigma=latency_sigma,
+        concurrency=concurrency,
+        models=models,
+        call_log=call_log,
+        ready=process.signal_ready,
     )
 
 
@@ -165,10 +162,19 @@ def check(*, config: Config = None) -> None:
 def migrate(*, config: Config = None) -> None:
     """Create what is missing: Kafka topics, and the tables and views of the warehouse."""
     settings = _start("migrate", config)
-    from services.prepare import prepare
+    from clickhouse_connect.driver.exceptions import ClickHouseError
 
-    for line in prepare(settings):
-        print(line)
+    from services.prepare import prepare
+    from services.warehouse.migrate import MigrationError
+    from streams.kafka.messages import KafkaFailed
+
+    try:
+        for line in prepare(settings):
+            print(line)
+    except KafkaFailed as error:
+        _fail(f"Kafka at {settings.kafka.bootstrap}: {error}", 1)
+    except (ClickHouseError, MigrationError) as error:
+        _fail(f"ClickHouse: {error}", 1)
 
 
 @app.command(show=False)
@@ -198,20 +204,17 @@ def _settings(config: Path | None) -> Settings:
         _fail(str(error), 2)
 
 
-def _guarded(run: Callable[[], None]) -> None:
-    try:
-        run()
-    except process.PortTaken as error:
-        _fail(str(error), 1)
-
-
 def _fail(message: str, status: int) -> NoReturn:
     print(message, file=sys.stderr)
     sys.exit(status)
 
 
 def main() -> None:
-    app()
+    """Run a command; what the operator can put right is said in a line, everything else with its trace."""
+    try:
+        app()
+    except process.CannotStart as error:
+        _fail(str(error), 1)
 
 
 if __name__ == "__main__":

@@ -125,6 +125,7 @@ class Supervisor:
                     await each
 
     async def _start(self) -> None:
+        _say(f"starting in {self._directory}")
         write(_for_roles(self._resolved.settings), self._settings_file)
         started = [self._add(role) for role in foundations(self._resolved, self._ports, self._directory)]
         if self._resolved.kafka:

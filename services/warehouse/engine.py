@@ -7,6 +7,7 @@ other. What is acknowledged is in the file system; a killed process loses nothin
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ os.environ["TZ"] = "UTC"  # the engine's time zone; it reads this when it is loa
 
 import chdb
 
+from services.process import CannotStart
 from services.warehouse.native import empty_block
 
 TRANSPORT = frozenset(
@@ -94,6 +96,14 @@ class Engine:
     """The engine on one directory. Methods block; call them from worker threads."""
 
     def __init__(self, directory: Path) -> None:
+        """Raises CannotStart when another process has the directory."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self._lock = (directory / "lock").open("a")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.close()
+            raise CannotStart(f"{directory} is used by another warehouse; stop that one first") from None
         self._spool = directory / "spool"
         shutil.rmtree(self._spool, ignore_errors=True)  # left by a process that was killed
         self._spool.mkdir(parents=True)
@@ -102,6 +112,7 @@ class Engine:
 
     def close(self) -> None:
         self._open.close()
+        self._lock.close()
 
     def run(self, statement: Statement) -> Answer:
         """Run one statement to its end; raises EngineError."""

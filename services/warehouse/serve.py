@@ -74,6 +74,8 @@ def application(engine: Engine) -> Starlette:
         try:
             _admit(request)
             statement = await _statement(request)
+            if not statement.body.strip():
+                return PlainTextResponse("Ok.\n", headers=headers)  # as the server says that it is alive
             answer = await asyncio.get_running_loop().run_in_executor(workers, engine.run, statement)
         except EngineError as error:
             return _refusal(error, headers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import subprocess
 import threading
 import time
 import urllib.error
@@ -18,6 +19,7 @@ import pytest
 from backports import zstd
 from clickhouse_connect.driver.exceptions import DatabaseError
 
+from tests.support.command import environment, openrelay
 from tests.support.warehouse import EmbeddedWarehouse
 
 
@@ -208,6 +210,16 @@ def test_statements_do_not_wait_for_each_other(warehouse: EmbeddedWarehouse) -> 
         sleeper.join()
     assert time.monotonic() - began < 2.5
     quick.close()
+
+
+def test_one_process_a_directory(warehouse: EmbeddedWarehouse) -> None:
+    command = [*openrelay(), "warehouse", "--data", str(warehouse.directory / "data"), "--port", "0"]
+    second = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert second.returncode == 1
+    assert "is used by another warehouse" in second.stderr
+    assert len(second.stderr.splitlines()) == 1
 
 
 def test_acknowledged_rows_survive_a_kill(tmp_path: Path) -> None:
