@@ -37,3 +37,5 @@ class ResultLine(msgspec.Struct, frozen=True):
     custom_id: str | None
     response: LineResponse | None
     error: LineError | None
+    openrelay: msgspec.Raw | UnsetType = UNSET
+    """Of a workflow that failed: its steps, requests and usage."""

@@ -53,6 +53,16 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """The body's `openrelay` object, AES-GCM sealed."""
 
 
+class Billed(msgspec.Struct, frozen=True):
+    """A request of a workflow that succeeded: the step it was part of, its id there, and its usage."""
+
+    step: int
+    id: str
+    usage: Usage | None
+    unmetered: str = ""
+    """Why `usage` is None."""
+
+
 class Answered(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="output"):
     """The model answered 2xx and the answer is good: a line for the output file."""
 
@@ -69,6 +79,8 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
     """None: the answer's usage was missing or unusable; delivered, billed nothing."""
     unmetered: str = ""
     """Why `usage` is None."""
+    billed: list[Billed] | UnsetType = UNSET
+    """Of a workflow: everything it is billed for, instead of `usage`."""
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="error"):
@@ -84,6 +96,31 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="e
     ref: Ref | UnsetType = UNSET
     code: str | None = None
     message: str | None = None
+    billed: list[Billed] | UnsetType = UNSET
+    """Of a workflow: what it is billed for although it failed."""
+    openrelay: msgspec.Raw | UnsetType = UNSET
+    """Of a workflow: what its line says beside `error`."""
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="step"):
+    """A workflow record has finished a step; whoever runs the record from here on begins behind it.
+
+    Of several for one step of a record the first holds.
+    """
+
+    batch: BatchId
+    index: int
+    custom_id: str
+    origin: tuple[int, int]
+    step: int
+    """Steps finished: the number of the callback that is due."""
+    requests: int
+    """Requests run in all steps so far."""
+    billed: list[Billed]
+    """Everything that is billed in all steps so far."""
+    body: msgspec.Raw | UnsetType = UNSET
+    """The results that the callback is due."""
+    ref: Ref | UnsetType = UNSET
 
 
 class Closed(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="closed"):
@@ -95,7 +132,7 @@ class Closed(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="c
     """`done` (no record was accepted), `cancelled` or `expired`."""
 
 
-Result = Answered | Failed | Closed
+Result = Answered | Failed | Step | Closed
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="line"):
@@ -144,6 +181,8 @@ class DoneSet(msgspec.Struct, frozen=True, kw_only=True):
     """The position that runs alone, because records near it were in flight at two crashes."""
     clean: bool = False
     """Nothing was in flight when this was written."""
+    steps_from: int | None = None
+    """Offset in `results` below which there is no step of a workflow that is not finished."""
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,6 +198,8 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     settled: bool
     expired: bool = False
     """A record that was running was stopped at the end of the window."""
+    steps: dict[int, int] = {}
+    """By index of an open workflow record: the offset of its last accepted step."""
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):

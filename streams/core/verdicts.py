@@ -8,6 +8,10 @@ and usage: whatever was written before a crash is only written again, identicall
     state = start(spec)
     state, effects = decide(spec, state, offset, at_ms, result)
 
+A workflow record also writes down its steps. They change nothing but what is billed should the batch be
+closed before the record's verdict: everything in its last accepted step. The ledger names those steps by
+their offsets, and the next reader takes them from the log again.
+
 A batch is settled when every accepted record has a verdict, or when every partition that holds records of it
 is closed (cancelled, expired, or nothing was accepted); the records left get one remainder. `nudge` says when
 settle must append a `closed` itself because no dispatcher will.
@@ -18,24 +22,27 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import msgspec
+from msgspec import UNSET
 
 from schemas import ids
 from schemas.errors import RunCode
 from schemas.facts import Cause, Created, Settled
 from schemas.lines import LineError, LineResponse, ResultLine
-from schemas.money import UsageTotals
+from schemas.money import Usage, UsageTotals
 from schemas.records import (
     ALL_PARTITIONS,
     Answered,
+    Billed,
     Closed,
     Failed,
     Ledger,
     Line,
     Remainder,
     Result,
+    Step,
     UsageRow,
 )
-from streams.core import bitmap, pricing
+from streams.core import bitmap, pricing, workflow
 from streams.core.lifecycle import BatchState
 
 _NULL = msgspec.Raw(b"null")
@@ -54,10 +61,18 @@ class Spec(NamedTuple):
         return self.created.total - self.created.rejected
 
 
+class Accepted(NamedTuple):
+    """The last accepted step of a workflow record. `step` is None until the log is read there again."""
+
+    offset: int
+    at_ms: int = 0
+    step: Step | None = None
+
+
 class Tally:
     """The arbiter's state of one batch. `decide` changes it in place; `ledger` is its durable form."""
 
-    __slots__ = ("closed", "completed", "expired", "failed", "seen", "settled", "upto", "usage")
+    __slots__ = ("closed", "completed", "expired", "failed", "seen", "settled", "steps", "upto", "usage")
 
     def __init__(self, spec: Spec) -> None:
         self.seen = bitmap.empty(spec.created.total)
@@ -68,6 +83,7 @@ class Tally:
         self.upto = 0
         self.settled = False
         self.expired = False
+        self.steps: dict[int, Accepted] = {}
 
     @classmethod
     def restore(cls, spec: Spec, ledger: Ledger) -> Tally:
@@ -80,6 +96,7 @@ class Tally:
         tally.upto = ledger.upto
         tally.settled = ledger.settled
         tally.expired = ledger.expired
+        tally.steps = {index: Accepted(offset) for index, offset in ledger.steps.items()}
         return tally
 
     def ledger(self, spec: Spec) -> Ledger:
@@ -93,6 +110,7 @@ class Tally:
             closed=self.closed,
             settled=self.settled,
             expired=self.expired,
+            steps={index: accepted.offset for index, accepted in self.steps.items()},
         )
 
 
@@ -101,7 +119,9 @@ class Effects(NamedTuple):
 
     output: Line | None = None
     error: Line | Remainder | None = None
-    usage: UsageRow | None = None
+    cut_off: tuple[Line, ...] = ()
+    """Error lines of workflow records that had finished steps when the batch was closed."""
+    usage: tuple[UsageRow, ...] = ()
     settled: Settled | None = None
     waste: bool = False
 
@@ -119,6 +139,8 @@ def spec_of(state: BatchState, billing_month: int) -> Spec | None:
 def decide(spec: Spec, tally: Tally, offset: int, at_ms: int, result: Result) -> Effects:
     """Apply the result at `offset` of the batch's partition of `results`, appended at `at_ms`."""
     if offset < tally.upto:
+        if isinstance(result, Step) and tally.steps.get(result.index) == Accepted(offset):
+            tally.steps[result.index] = Accepted(offset, at_ms, result)
         return Effects()
     tally.upto = offset + 1
     if tally.settled:
@@ -126,6 +148,8 @@ def decide(spec: Spec, tally: Tally, offset: int, at_ms: int, result: Result) ->
     match result:
         case Closed():
             return _close(spec, tally, result)
+        case Step():
+            return _note(spec, tally, offset, at_ms, result)
         case Answered() | Failed():
             if result.index >= spec.created.total or bitmap.get(tally.seen, result.index):
                 return WASTE
@@ -146,16 +170,33 @@ def nudge(state: BatchState, now_ms: int, grace_ms: int) -> Closed | None:
     return Closed(batch=state.created.batch, partition=ALL_PARTITIONS, reason=reason)
 
 
+def _note(spec: Spec, tally: Tally, offset: int, at_ms: int, step: Step) -> Effects:
+    if step.index >= spec.created.total or bitmap.get(tally.seen, step.index):
+        return WASTE
+    known = tally.steps.get(step.index)
+    if known is not None:
+        assert known.step is not None, "the log was read again from the offset of every step in the ledger"
+        if step.step <= known.step.step:
+            return WASTE
+    tally.steps[step.index] = Accepted(offset, at_ms, step)
+    return Effects()
+
+
 def _accept(spec: Spec, tally: Tally, offset: int, at_ms: int, result: Answered | Failed) -> Effects:
     created = spec.created
+    tally.steps.pop(result.index, None)
+    usage: tuple[UsageRow, ...] = ()
+    if isinstance(result.billed, list):
+        usage = _bill_requests(spec, tally, offset, at_ms, result.index, result.billed)
     if isinstance(result, Answered):
         tally.completed += 1
-        usage = _bill(spec, tally, offset, at_ms, result)
+        if result.billed is UNSET:
+            usage = (_bill(spec, tally, offset, at_ms, result),)
         effects = Effects(output=_output_line(result), usage=usage)
     else:
         tally.failed += 1
         tally.expired = tally.expired or result.code == RunCode.BATCH_EXPIRED
-        effects = Effects(error=_error_line(result))
+        effects = Effects(error=_error_line(result), usage=usage)
     if tally.completed + tally.failed == created.total - created.rejected:
         cause = Cause.EXPIRED if tally.expired else Cause.DONE
         effects = effects._replace(settled=_settle(spec, tally, cause))
@@ -163,10 +204,46 @@ def _accept(spec: Spec, tally: Tally, offset: int, at_ms: int, result: Answered 
 
 
 def _bill(spec: Spec, tally: Tally, offset: int, at_ms: int, result: Answered) -> UsageRow:
-    usage, total = result.usage, tally.usage
+    if result.usage is not None:
+        tally.usage = msgspec.structs.replace(tally.usage, billed_records=tally.usage.billed_records + 1)
+    return _meter(spec, tally, offset, at_ms, result.index, "usage", result.usage, result.unmetered)
+
+
+def _bill_requests(
+    spec: Spec, tally: Tally, offset: int, at_ms: int, index: int, billed: list[Billed]
+) -> tuple[UsageRow, ...]:
+    if any(entry.usage is not None for entry in billed):
+        tally.usage = msgspec.structs.replace(tally.usage, billed_records=tally.usage.billed_records + 1)
+    return tuple(
+        _meter(
+            spec,
+            tally,
+            offset,
+            at_ms,
+            index,
+            f"usage:{entry.step}:{entry.id}",
+            entry.usage,
+            entry.unmetered,
+        )
+        for entry in billed
+    )
+
+
+def _meter(
+    spec: Spec,
+    tally: Tally,
+    offset: int,
+    at_ms: int,
+    index: int,
+    entry_id: str,
+    usage: Usage | None,
+    unmetered: str,
+) -> UsageRow:
+    """Add one model call to the batch's usage; its row. Without usage it is listed and billed nothing."""
+    total = tally.usage
+    input_cost = output_cost = 0
     if usage is None:
         tally.usage = msgspec.structs.replace(total, unmetered_requests=total.unmetered_requests + 1)
-        input_cost = output_cost = 0
     else:
         input_cost, output_cost = pricing.cost_parts(usage, spec.created.price)
         tally.usage = UsageTotals(
@@ -176,11 +253,11 @@ def _bill(spec: Spec, tally: Tally, offset: int, at_ms: int, result: Answered) -
             reasoning=total.reasoning + usage.reasoning,
             cost_nano_usd=total.cost_nano_usd + input_cost + output_cost,
             unmetered_requests=total.unmetered_requests,
-            billed_records=total.billed_records + 1,
+            billed_records=total.billed_records,
         )
     return UsageRow(
-        request_index=result.index,
-        entry_id="usage",
+        request_index=index,
+        entry_id=entry_id,
         completed_at_ms=at_ms,
         input_tokens=usage.input if usage else 0,
         cached_tokens=usage.cached if usage else 0,
@@ -188,7 +265,7 @@ def _bill(spec: Spec, tally: Tally, offset: int, at_ms: int, result: Answered) -
         cost_input_nano=input_cost,
         cost_output_nano=output_cost,
         output_offset=offset,
-        unmetered="" if usage else (result.unmetered or "usage missing"),
+        unmetered="" if usage else (unmetered or "usage missing"),
     )
 
 
@@ -202,13 +279,40 @@ def _close(spec: Spec, tally: Tally, closed: Closed) -> Effects:
     cause = (
         Cause.CANCELLED if "cancelled" in reasons else Cause.EXPIRED if "expired" in reasons else Cause.DONE
     )
+    code, message = _LEFT[cause]
+    cut_off, usage = _cut_off(spec, tally, code, message)
     left = spec.accepted - tally.completed - tally.failed
     remainder = None
     if left:
-        code, message = _LEFT[cause]
         remainder = Remainder(batch=spec.created.batch, seen=bytes(tally.seen), code=code, message=message)
         tally.failed += left
-    return Effects(error=remainder, settled=_settle(spec, tally, cause))
+    return Effects(error=remainder, cut_off=cut_off, usage=usage, settled=_settle(spec, tally, cause))
+
+
+def _cut_off(
+    spec: Spec, tally: Tally, code: str, message: str
+) -> tuple[tuple[Line, ...], tuple[UsageRow, ...]]:
+    """Workflow records that the batch is closed over: billed for the steps they had finished."""
+    lines: list[Line] = []
+    rows: list[UsageRow] = []
+    for index, (offset, at_ms, step) in sorted(tally.steps.items()):
+        assert step is not None, "the log was read again from the offset of every step in the ledger"
+        bitmap.set_bit(tally.seen, index)
+        tally.failed += 1
+        rows += _bill_requests(spec, tally, offset, at_ms, index, step.billed)
+        report = workflow.report(step.step, step.requests, step.billed, spec.created.price)
+        failed = Failed(
+            batch=step.batch,
+            index=index,
+            custom_id=step.custom_id,
+            origin=step.origin,
+            code=code,
+            message=message,
+            openrelay=msgspec.Raw(_encoder.encode(report)),
+        )
+        lines.append(_error_line(failed))
+    tally.steps = {}
+    return tuple(lines), tuple(rows)
 
 
 _LEFT = {
@@ -258,6 +362,7 @@ def _error_line(result: Failed) -> Line:
             custom_id=result.custom_id,
             response=response,
             error=error,
+            openrelay=result.openrelay,
         ),
     )
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from schemas import topics
-from schemas.records import Closed, DoneSet, Result
+from schemas.records import Closed, DoneSet, Result, Step
 from schemas.settings import Kafka
 from streams.core import bitmap
 from streams.core.lanes import Lane, done_key
@@ -98,7 +98,7 @@ class DoneLog:
                 for message in reader.read_to_end(*place, start, ends[place], READ_TIMEOUT_S):
                     assert message.value is not None
                     result = _decode_result(message.value)
-                    if isinstance(result, Closed):
+                    if isinstance(result, Closed | Step):
                         continue
                     partition, position = result.origin
                     bits = finished.get((result.batch, partition))

@@ -29,9 +29,14 @@ class Partition:
         self._written_at: dict[BatchId, int] = {b: ledger.upto for b, ledger in ledgers.items()}
 
     def start(self, committed: int, open_batches: set[BatchId]) -> int:
-        """Where to read from: nothing that an open batch's ledger lacks is passed over."""
-        uptos = [ledger.upto for batch, ledger in self._ledgers.items() if batch in open_batches]
-        self.position = min([committed, *uptos])
+        """Where to read from: nothing that an open batch's ledger lacks, or only names, is passed over."""
+        needed = [
+            offset
+            for batch, ledger in self._ledgers.items()
+            if batch in open_batches
+            for offset in (ledger.upto, *ledger.steps.values())
+        ]
+        self.position = min([committed, *needed])
         return self.position
 
     def known(self, batch: BatchId) -> bool:

@@ -202,8 +202,10 @@ class Settler:
             )
         if effects.error is not None:
             self._producer.send(topics.ERRORS, _encode(effects.error), key=batch, partition=partition.number)
-        if effects.usage is not None:
-            partition.usage.setdefault(batch, []).append(effects.usage)
+        for line in effects.cut_off:
+            self._producer.send(topics.ERRORS, _encode(line), key=batch, partition=partition.number)
+        if effects.usage:
+            partition.usage.setdefault(batch, []).extend(effects.usage)
         if effects.settled is not None:
             partition.settled.append(effects.settled)
 

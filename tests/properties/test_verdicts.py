@@ -1,4 +1,4 @@
-"""The arbiter under schedules nobody chose: settlers that pause, wake up late, crash anywhere and start again.
+"""The arbiter under schedules nobody chose: settlers that pause, wake up late, crash and start again.
 
 Whatever they do, what has been written adds up to what one settler that never stopped would have written.
 """
@@ -138,8 +138,8 @@ class Settler:
                     world.lines.append(("output", effect.output))
                 if effect.error is not None:
                     world.lines.append(("error", effect.error))
-                if effect.usage is not None:
-                    world.usage.append((batch, effect.usage))
+                world.lines += [("error", line) for line in effect.cut_off]
+                world.usage += [(batch, row) for row in effect.usage]
                 yield
             for _, effect in effects:
                 if effect.settled is not None:
@@ -183,8 +183,8 @@ def reference(log: list[Result]) -> dict[str, Any]:
             world.lines.append(("output", effect.output))
         if effect.error is not None:
             world.lines.append(("error", effect.error))
-        if effect.usage is not None:
-            world.usage.append((result.batch, effect.usage))
+        world.lines += [("error", line) for line in effect.cut_off]
+        world.usage += [(result.batch, row) for row in effect.usage]
         if effect.settled is not None:
             world.settled.append(effect.settled)
     return summary(world)
@@ -213,7 +213,7 @@ def test_any_schedule_gives_the_verdicts_of_one_settler(log: list[Result], sched
 
 
 def test_a_ledger_written_late_sends_the_next_reader_back() -> None:
-    """A settler wakes up and writes an old ledger over its successor's; the third one must not trust it alone."""
+    """A settler wakes up and writes an old ledger over its successor's; the third reads what it lacks."""
     batch = BatchId("batch_a")
 
     def answered(index: int, n: int) -> Answered:
