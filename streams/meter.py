@@ -10,8 +10,10 @@ acknowledged them let faust commit. What happens if the process dies:
 
 An agent that fails must take the process with it (`CrashingSupervisor`): faust would acknowledge the events
 otherwise. So must one that is blocked for long, since faust never recovers from that: after `GIVE_UP_S` of a
-failing warehouse the process ends and is started again. No table, no concurrency, no background tasks: each
-of them loses events on a crash.
+failing warehouse the process ends and is started again. And so must one that was given no partitions because
+faust asked a broker that had only just come back: it would wait for ever, so a watch over the group's offsets
+ends a process that does nothing while nothing is done. No table, no concurrency, no background tasks: each of
+them loses events on a crash.
 """
 
 from __future__ import annotations
@@ -33,11 +35,17 @@ from schemas.facts import BatchFact, Created, Ended
 from schemas.records import UsageChunk, UsageRow
 from schemas.settings import Settings
 from streams.core.pricing import billing_month
+from streams.kafka.admin import Admin, TopicPartition
+from streams.kafka.messages import KafkaFailed
 
+GROUP = "meter"
 TAKE = 100
 TAKE_WITHIN_S = 0.2
 RETRY_S = 0.5
 GIVE_UP_S = 300.0
+WATCH_EVERY_S = 5.0
+IDLE_S = 20.0
+"""Usage waits, its offset does not move, and this process has had nothing to do: something is wrong here."""
 
 Insert = Callable[[str, list[str], list[list[Any]]], None]
 """Table, column names, rows. Blocks until acknowledged; raises what the client raises."""
@@ -71,7 +79,7 @@ def build(
     directory = Path(settings.data_dir) / "meter" / instance
     directory.mkdir(parents=True, exist_ok=True)
     app = faust.App(
-        "meter",
+        GROUP,
         broker=[f"aiokafka://{server}" for server in settings.kafka.bootstrap.split(",")],
         broker_client_id=f"openrelay-{instance}",
         broker_session_timeout=6.0,
@@ -109,8 +117,36 @@ def build(
     @app.task  # type: ignore[untyped-decorator]
     async def started() -> None:
         ready()
+        watch = _Watch(Admin(settings.kafka, f"openrelay-{instance}-watch"))
+        while not app.should_stop:
+            await app.sleep(WATCH_EVERY_S)
+            if await asyncio.to_thread(watch.stuck, time.monotonic()) and warehouse.idle_s() > IDLE_S:
+                await app.crash(RuntimeError("usage waits and none is given to this process"))
 
     return app
+
+
+class _Watch:
+    """Whether the group's offsets stand still although there is something to read. Blocks."""
+
+    def __init__(self, admin: Admin) -> None:
+        self._admin = admin
+        self._seen: dict[TopicPartition, int] = {}
+        self._since = 0.0
+
+    def stuck(self, now: float) -> bool:
+        try:
+            counts = self._admin.partitions([topics.USAGE, topics.BATCHES])
+            partitions = [(topic, p) for topic, count in counts.items() for p in range(count)]
+            committed = self._admin.committed(GROUP, partitions)
+            ends = self._admin.end_offsets(partitions)
+        except KafkaFailed as error:
+            log.warning("offsets cannot be asked", error=str(error))
+            return False
+        waiting = any(end > committed.get(partition, 0) for partition, end in ends.items())
+        if committed != self._seen or not waiting:
+            self._seen, self._since = committed, now
+        return now - self._since > IDLE_S
 
 
 class _Warehouse:
@@ -119,12 +155,18 @@ class _Warehouse:
     def __init__(self, open_insert: Callable[[], Insert]) -> None:
         self._open = open_insert
         self._insert: Insert | None = None
+        self._busy_at = time.monotonic()
+
+    def idle_s(self) -> float:
+        """Time since there was something to insert."""
+        return time.monotonic() - self._busy_at
 
     async def insert(self, table: str, columns: list[str], rows: list[list[Any]]) -> None:
         if not rows:
             return
         deadline = time.monotonic() + GIVE_UP_S
         while True:
+            self._busy_at = time.monotonic()
             try:
                 await asyncio.to_thread(self._once, table, columns, rows)
                 return

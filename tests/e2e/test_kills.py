@@ -47,12 +47,21 @@ def settings(simulator: Simulator, **limits: Any) -> dict[str, Any]:
 
 
 class Client:
-    """The HTTP API as a patient script sees it: it asks again while a process is being replaced."""
+    """The HTTP API as a patient script sees it: it asks again while a process is being replaced.
+
+    A context manager.
+    """
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
         self._http = httpx.Client(headers={"Authorization": f"Bearer {KEY}"}, timeout=60, trust_env=False)
         self.polls: list[dict[str, Any]] = []
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._http.close()
 
     def get(self, path: str) -> httpx.Response:
         deadline = time.monotonic() + 60
@@ -139,8 +148,7 @@ def records(label: str, count: int) -> list[dict[str, Any]]:
 
 def test_every_process_killed_once_under_one_batch(tmp_path: Path, simulator: Simulator) -> None:
     """2,000 records at 20 ms; each role and the broker gets SIGKILL while it works."""
-    with Stack(tmp_path / "stack", settings(simulator)) as stack:
-        client = Client(stack)
+    with Stack(tmp_path / "stack", settings(simulator)) as stack, Client(stack) as client:
         batch = client.create(records("k", 2000))
         for role in ("api", "dispatch", "settle", "sink", "meter", "warehouse", "kafka"):
             before = simulator.calls()["count"]
@@ -155,14 +163,12 @@ def test_every_process_killed_once_under_one_batch(tmp_path: Path, simulator: Si
         client.check(ended, [f"k{i}" for i in range(2000)])
         repeated = simulator.calls()["count"] - 2000
         assert repeated <= 2 * SLOTS, f"{repeated} calls were repeated, {SLOTS} can be in flight at a kill"
-        print(repeated)
 
 
 def test_stopped_past_their_session_and_continued(tmp_path: Path, simulator: Simulator) -> None:
     """settle, sink and intake (api) sleep until their partitions are given away, then wake up."""
     simulator.control(latency_ms=100)
-    with Stack(tmp_path / "stack", settings(simulator)) as stack:
-        client = Client(stack)
+    with Stack(tmp_path / "stack", settings(simulator)) as stack, Client(stack) as client:
         first = client.create(records("a", 1000))
         for role in ("settle", "sink", "api"):
             stack.stop(role)
@@ -179,12 +185,10 @@ def test_stopped_past_their_session_and_continued(tmp_path: Path, simulator: Sim
 
 def test_everything_killed_right_after_the_answer(tmp_path: Path, simulator: Simulator) -> None:
     """A 200 to create means the batch is kept, even if that was the last thing anybody said."""
-    stack = Stack(tmp_path / "stack", settings(simulator))
-    with stack:
-        batch = Client(stack).create(records("p", 300))
+    with Stack(tmp_path / "stack", settings(simulator)) as stack, Client(stack) as client:
+        batch = client.create(records("p", 300))
         stack.kill_all()
         stack.start()
-        client = Client(stack)
         ended = client.wait(batch["id"])
         assert ended["status"] == "completed"
         client.check(ended, [f"p{i}" for i in range(300)])

@@ -14,7 +14,7 @@ from streams.core.lifecycle import BatchState
 def check_batch(
     state: BatchState, custom_ids: list[str], output: list[dict[str, Any]], error: list[dict[str, Any]]
 ) -> None:
-    """Counts add up, each record has one line in one file, in input order, and the bill is that of the lines."""
+    """Counts add up, each record has one line in one file, in input order; the bill is that of the lines."""
     created, settled = state.created, state.settled
     assert created is not None
     assert settled is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 from pathlib import Path
@@ -21,7 +22,7 @@ class Simulator:
     def __init__(self, directory: Path, *options: str) -> None:
         self.directory = directory
         self.port = free_port()
-        self._options = options
+        self.options = options
         self.child: subprocess.Popen[bytes] | None = None
 
     @property
@@ -35,7 +36,7 @@ class Simulator:
     def start(self) -> None:
         log = self.directory / f"simulator-{self.port}.log"
         self.child, _ = process.spawn(
-            [*openrelay(), "simulate", "--port", str(self.port), *self._options],
+            [*openrelay(), "simulate", "--port", str(self.port), *self.options],
             log=log,
             environ=environment(),
             ready=False,
@@ -66,6 +67,15 @@ class Simulator:
     def stats(self) -> dict[str, Any]:
         found: dict[str, Any] = httpx.get(f"{self.root}/stats").raise_for_status().json()
         return found
+
+    def logged(self, since: float) -> list[dict[str, Any]]:
+        """Calls that arrived at Unix time `since` or later; needs the option `--call-log` of `log`."""
+        lines = self.log.read_text("utf-8").splitlines()
+        return [call for call in map(json.loads, lines) if call["t_arrived"] >= since]
+
+    @property
+    def log(self) -> Path:
+        return self.directory / f"calls-{self.port}.jsonl"
 
     def _answers(self) -> bool:
         try:
