@@ -24,6 +24,7 @@ from services.api.parts import Parts
 from services.api.principals import Principal
 from services.api.readmodel import BATCHES_KEPT_MS
 from services.api.refusals import Refusal
+from services.api.validation import too_many_records
 from streams.core.lifecycle import BatchState, to_api
 from streams.core.strictjson import NotJson
 
@@ -52,9 +53,9 @@ class BatchRoutes:
             else:
                 await self._receive(request, spool)
             opened = await self._open(spool)
-            order = orders.read(opened.fields, opened.records, limits.max_records, limits.file_ttl_s)
+            order = orders.read(opened.fields, opened.items, limits.file_ttl_s)
             scope = scope_of(principal.organization, key, spool.sha256, _retries(request))
-            state, _ = await self._creation.create(principal, order, scope, spool)
+            state = await self._creation.create(principal, order, scope, spool, opened.items)
         finally:
             spool.close()
         return _json(to_api(state, await self._errors(state, complete=True)))
@@ -114,8 +115,8 @@ class BatchRoutes:
         except NotJson as error:
             raise refusals.invalid(f"The body is not usable JSON: {error}.") from None
         except inline.TooManyItems:
-            return Opened({}, most + 1)
-        return Opened(envelope.fields, None if envelope.items is None else len(envelope.items))
+            raise too_many_records(most) from None
+        return Opened(envelope.fields, envelope.items)
 
     def _own(self, batch: str, principal: Principal) -> BatchState:
         state = self._parts.model.batch(batch)

@@ -67,15 +67,23 @@ class Creation:
         self._background: set[asyncio.Task[None]] = set()
 
     async def create(
-        self, principal: Principal, order: Order, scope: Scope, spool: Spool
-    ) -> tuple[BatchState, bool]:
-        """The batch of this request, and whether this request created it."""
+        self,
+        principal: Principal,
+        order: Order,
+        scope: Scope,
+        spool: Spool,
+        items: list[tuple[int, int]] | None,
+    ) -> BatchState:
+        """The batch of this request: new, or as it is now when the request was sent before.
+
+        `items` says where inline records lie in the body that `spool` holds.
+        """
         async with self._scopes.hold(scope.name):
             file = FileId(order.input_file_id) if order.input_file_id else self._parts.uploads.new_file()
             claim = await self._claims.settle(scope, file)
             state = self._parts.model.batch(claim.batch)
             if state is not None and state.exists:
-                return self._same_request(claim.batch, scope), False
+                return self._same_request(claim.batch, scope)
             attempt = f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(8)}"
             objects = _Objects(
                 f"batches/{claim.batch}/input-{attempt}.jsonl",
@@ -87,7 +95,7 @@ class Creation:
                     file = claim.input_file_id
                     pending = Pending(file, owner_of(principal.organization), 0, expiry(PENDING_TTL_S)).name
                     undo.push_async_callback(self._parts.uploads.discard, pending)
-                    await self._lay_out(order, spool, pending)
+                    await self._lay_out(order, spool, items or [], pending)
                     source = pending
                 else:
                     source = self._input(principal, order.input_file_id)
@@ -102,9 +110,9 @@ class Creation:
                     state = await self._append(created, attempt, undo)
                 if state.created != created:
                     # Another attempt was first; what this one made goes.
-                    return self._same_request(claim.batch, scope), False
+                    return self._same_request(claim.batch, scope)
                 undo.pop_all()
-                return state, True
+                return state
 
     async def close(self) -> None:
         """Give withdrawals under way a last moment."""
@@ -138,8 +146,8 @@ class Creation:
             )
         return row.object
 
-    async def _lay_out(self, order: Order, spool: Spool, target: str) -> None:
-        job = LayOut(target, order.endpoint, self._parts.settings.limits.max_records)
+    async def _lay_out(self, order: Order, spool: Spool, items: list[tuple[int, int]], target: str) -> None:
+        job = LayOut(target, order.endpoint, items)
         await self._parts.validation.lay_out(job, await spool.descriptor())
 
     async def _check(self, principal: Principal, order: Order, source: str, objects: _Objects) -> Verdict:

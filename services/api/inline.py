@@ -24,7 +24,10 @@ MAX_DEPTH = 1_000_000
 
 Buffer = bytes | mmap.mmap
 
-_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["\[\]{},:]', re.DOTALL)
+_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_TOKEN = re.compile(_STRING + rb'|["\[\]{},:]', re.DOTALL)
+_INSIDE = re.compile(rb'(?:[^"\[\]{}]++|' + _STRING + rb")*+", re.DOTALL)
+"""Up to the next bracket: what lies between does not matter within a value."""
 _SPACE = b" \t\n\r"
 _CLOSES = {ord("["): ord("]"), ord("{"): ord("}")}
 
@@ -96,7 +99,6 @@ class _Scanner:
     def __init__(self, body: Buffer, max_items: int) -> None:
         self._body = body
         self._max_items = max_items
-        self._tokens = _TOKEN.finditer(body)
         self._end = 0
         """Of the token taken last."""
         self.items: list[tuple[int, int]] | None = None
@@ -163,6 +165,10 @@ class _Scanner:
         """Skip one value from `start`; where it ends and the token after it: `,`, `}` or `]`."""
         stack = bytearray()
         while True:
+            if stack:
+                inside = _INSIDE.match(self._body, self._end)
+                assert inside is not None
+                self._end = inside.end()
             position, token = self._next() if taken is None else taken
             taken = None
             byte = token[0]
@@ -186,7 +192,7 @@ class _Scanner:
         return start, self._end
 
     def _next(self) -> tuple[int, bytes]:
-        match = next(self._tokens, None)
+        match = _TOKEN.search(self._body, self._end)
         if match is None:
             raise NotJson("not JSON: it ends early")
         token = match[0]

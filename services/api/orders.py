@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
+
 import msgspec
 
 from schemas.batches import ENDPOINTS
@@ -37,13 +39,13 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     result_ttl_s: int
 
 
-def read(raw: dict[str, bytes], records: int | None, max_records: int, default_ttl_s: int) -> Order:
-    """From the JSON of each field and the number of inline records; raises Refusal naming the field."""
+def read(raw: dict[str, bytes], items: Sized | None, default_ttl_s: int) -> Order:
+    """From the JSON of each field and the inline records, if any; raises Refusal naming the field."""
     fields = _parsed(raw)
     queries.only_known(fields, *FIELDS)
     if "requests" in fields:
         raise refusals.invalid("requests must be an array of records.", "requests")
-    _check_source(fields, records, max_records)
+    _check_source(fields, items)
     endpoint = _one_of(fields, "endpoint", ENDPOINTS)
     window = _one_of(fields, "completion_window", ("24h",))
     return Order(
@@ -69,15 +71,11 @@ def _parsed(raw: dict[str, bytes]) -> dict[str, object]:
     return fields
 
 
-def _check_source(fields: dict[str, object], records: int | None, max_records: int) -> None:
-    if ("input_file_id" in fields) == (records is not None):
+def _check_source(fields: dict[str, object], items: Sized | None) -> None:
+    if ("input_file_id" in fields) == (items is not None):
         raise refusals.invalid("Give either input_file_id or requests.", "input_file_id")
-    if records == 0:
+    if items is not None and len(items) == 0:
         raise refusals.invalid("requests holds no record.", "requests")
-    if records is not None and records > max_records:
-        raise refusals.invalid(
-            f"requests holds more than {max_records:,} records; split them.", "requests", "too_many_records"
-        )
 
 
 def _one_of(fields: dict[str, object], name: str, known: tuple[str, ...]) -> str:

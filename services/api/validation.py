@@ -51,11 +51,10 @@ class Validation:
         assert isinstance(outcome, Verdict)
         return outcome
 
-    async def lay_out(self, job: LayOut, body_fd: int) -> Written:
+    async def lay_out(self, job: LayOut, body_fd: int) -> None:
         """Write the records of the body in this file as an input file."""
-        outcome = await self._run(job, body_fd, job.max_records)
+        outcome = await self._run(job, body_fd, len(job.items))
         assert isinstance(outcome, Written)
-        return outcome
 
     def close(self) -> None:
         for worker in list(self._workers):
@@ -127,8 +126,10 @@ def _refusal(fault: Fault, most: int) -> Refusal:
         case "utf16":
             return refusals.invalid("The file is UTF-16; send UTF-8.", "file", "unsupported_encoding")
         case "too_many":
-            return refusals.invalid(
-                f"There are more than {most:,} records; split them.", code="too_many_records"
-            )
+            return too_many_records(most)
         case _:
             return refusals.invalid(f"The body is {fault.message}.", "requests")
+
+
+def too_many_records(most: int) -> Refusal:
+    return refusals.invalid(f"There are more than {most:,} records; split them.", code="too_many_records")
