@@ -35,7 +35,8 @@ def main() -> None:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     console.print(
         f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores shared by everything, "
-        f"{memory:.0f} GiB, Python {platform.python_version()}; medians of {chosen.rounds}; records of 700 bytes"
+        f"{memory:.0f} GiB, Python {platform.python_version()}; "
+        f"medians of {chosen.rounds}; records of 700 bytes"
     )
     for name in chosen.names or BENCHES:
         table = Table(title=name, title_justify="left")
