@@ -109,7 +109,7 @@ def with_model(data: bytes, model: str) -> bytes:
 
 
 def with_appended(data: bytes, name: str, items: Iterable[bytes]) -> bytes | None:
-    """The bytes of a JSON object with `items` at the end of its list `name`; None when it has no such list."""
+    """The bytes of an object with `items` at the end of its list `name`; None when it has no such list."""
     for member in members(data):
         if member.key == name and data[member.value : member.value + 1] == b"[":
             closing = member.end - 1

@@ -1,0 +1,28 @@
+"""One call of a workflow's callback."""
+
+from __future__ import annotations
+
+from streams.core.toolconfig import WorkflowConfig
+from streams.tools.egress import Egress, EgressFailed
+from streams.tools.failure import headers
+
+
+class CallbackFailed(Exception):
+    """No usable answer came. `again` says whether the same call may be made once more."""
+
+    def __init__(self, message: str, *, again: bool) -> None:
+        super().__init__(message)
+        self.again = again
+
+
+async def call_back(egress: Egress, config: WorkflowConfig, body: bytes) -> bytes:
+    """The body of the callback's 2xx answer. Raises CallbackFailed."""
+    try:
+        status, answer = await egress.post(
+            config.url, body, headers=headers(config), timeout_s=config.timeout_ms / 1000
+        )
+    except EgressFailed as failure:
+        raise CallbackFailed(f"the callback could not be used: {failure}", again=True) from None
+    if not 200 <= status < 300:
+        raise CallbackFailed(f"the callback answered with status {status}", again=status >= 500)
+    return answer
