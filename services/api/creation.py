@@ -64,7 +64,7 @@ class Creation:
         self._claims = Claims(parts.model, parts.facts, parts.settings.kafka.partitions)
         self._scopes = Locks()
         self._reserved: dict[OrganizationId, int] = {}
-        self._background: set[asyncio.Task[None]] = set()
+        self._withdrawing: dict[BatchId, asyncio.Task[None]] = {}
 
     async def create(
         self,
@@ -81,6 +81,9 @@ class Creation:
         async with self._scopes.hold(scope.name):
             file = FileId(order.input_file_id) if order.input_file_id else self._parts.uploads.new_file()
             claim = await self._claims.settle(scope, file)
+            if claim.batch in self._withdrawing:
+                # What can be seen of this batch now is about to go.
+                raise refusals.unavailable()
             state = self._parts.model.batch(claim.batch)
             if state is not None and state.exists:
                 return self._same_request(claim.batch, scope)
@@ -116,9 +119,10 @@ class Creation:
 
     async def close(self) -> None:
         """Give withdrawals under way a last moment."""
-        if self._background:
-            await asyncio.wait(self._background, timeout=WITHDRAW_EVERY_S)
-        for task in self._background:
+        tasks = list(self._withdrawing.values())
+        if tasks:
+            await asyncio.wait(tasks, timeout=WITHDRAW_EVERY_S)
+        for task in tasks:
             task.cancel()
 
     def _same_request(self, batch: BatchId, scope: Scope) -> BatchState:
@@ -261,8 +265,8 @@ class Creation:
         """See to it that a batch whose creation was refused as uncertain never is, however long it takes."""
         fact = Withdrawn(batch=batch)
         task = asyncio.create_task(self._append_for_sure(fact, attempt))
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        self._withdrawing[batch] = task
+        task.add_done_callback(lambda _: self._withdrawing.pop(batch))
 
     async def _append_for_sure(self, fact: BatchFact, attempt: str) -> None:
         while True:

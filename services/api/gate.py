@@ -53,12 +53,14 @@ class Gate:
             return
         request_id = f"req_{secrets.token_hex(16)}"
         body = _Body(receive, self._http)
+        started_s = time.monotonic()
         started = False
 
         async def answer(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
+                _log(scope, message["status"], time.monotonic() - started_s, request_id)
                 headers = message.setdefault("headers", [])
                 headers.append((b"x-request-id", request_id.encode()))
                 headers.extend(self._cors.headers(scope))
@@ -121,6 +123,11 @@ class _Body:
         self._received += len(message.get("body", b""))
         self._complete = not message.get("more_body", False)
         return message
+
+
+def _log(scope: MutableMapping[str, Any], status: int, seconds: float, request_id: str) -> None:
+    """One line a request. The query stays out: it may hold a signature."""
+    log.info("%s %s %d %.3f s %s", scope["method"], scope["path"][:200], status, seconds, request_id)
 
 
 def _refusal(error: Exception, request_id: str) -> Refusal:
