@@ -5,57 +5,28 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from schemas.settings import Storage
 from streams.blobs import BlobMissing, Blobs, open_blobs
 from streams.blobs.local import LocalBlobs
+from tests.support.s3 import new_bucket, s3_server
 
 
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
-    server = subprocess.Popen(
-        [sys.executable, "-c", _SERVER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    assert server.stdout is not None
-    try:
-        yield server.stdout.readline().strip()
-    finally:
-        server.kill()
-        server.wait()
-        server.stdout.close()
-
-
-_SERVER = """
-from moto.server import ThreadedMotoServer
-server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-server.start()
-host, port = server.get_host_and_port()
-print(f"http://{host}:{port}", flush=True)
-server._thread.join()
-"""
+    with s3_server() as endpoint:
+        yield endpoint
 
 
 @pytest.fixture(params=["local", "s3"])
 def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Blobs:
     if request.param == "local":
         return open_blobs(Storage(url=f"file://{tmp_path}/blobs"))
-    endpoint = request.getfixturevalue("s3_endpoint")
-    bucket = f"bucket-{time.monotonic_ns()}"
-    httpx.put(f"{endpoint}/{bucket}", headers={"host": "s3.amazonaws.com"}).raise_for_status()
-    options = {
-        "endpoint": endpoint,
-        "region": "us-east-1",
-        "access_key_id": "x",
-        "secret_access_key": "y",
-        "allow_http": "true",
-    }
-    return open_blobs(Storage(url=f"s3://{bucket}/some/prefix", options=options))
+    return open_blobs(new_bucket(request.getfixturevalue("s3_endpoint")))
 
 
 def test_put_read_size_exists(blobs: Blobs) -> None:
