@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError, version
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,20 +15,11 @@ from services.api.cors import Cors
 from services.api.creation import Creation
 from services.api.files import FileRoutes
 from services.api.gate import Gate
+from services.api.key_use import KeyUse
+from services.api.objects import ModelList, ModelObject
+from services.api.openapi import description
 from services.api.parts import Parts
 from services.api.principals import Principals
-
-
-class ModelObject(msgspec.Struct, frozen=True):
-    id: str
-    created: int = 0
-    owned_by: str = "openrelay"
-    object: str = "model"
-
-
-class ModelList(msgspec.Struct, frozen=True):
-    data: list[ModelObject]
-    object: str = "list"
 
 
 def build(parts: Parts, creation: Creation) -> Gate:
@@ -43,6 +36,11 @@ def build(parts: Parts, creation: Creation) -> Gate:
                 return _json(model)
         raise refusals.not_found()
 
+    document = msgspec.json.encode(description(_version()))
+
+    async def describe(_: Request) -> Response:
+        return Response(document, media_type="application/json")
+
     async def health(_: Request) -> Response:
         if parts.model.failure is not None:
             raise refusals.unavailable()
@@ -50,6 +48,7 @@ def build(parts: Parts, creation: Creation) -> Gate:
 
     routes = [
         Route("/health", health, methods=["GET"]),
+        Route("/openapi.json", describe, methods=["GET"]),
         Route("/v1/models", list_models, methods=["GET"]),
         Route("/v1/models/{model:path}", get_model, methods=["GET"]),
         Route("/v1/files", files.create, methods=["POST"]),
@@ -68,7 +67,16 @@ def build(parts: Parts, creation: Creation) -> Gate:
     router = Router(routes, redirect_slashes=False)
     http = parts.settings.http
     principals = Principals(parts.settings.organizations, parts.model.issued_key)
-    return Gate(router, principals, http, Cors(http), lambda: parts.model.ready)
+    used = KeyUse(parts.facts).note
+    return Gate(router, principals, http, Cors(http), lambda: parts.model.ready, used)
+
+
+def _version() -> str:
+    """Of the installed package; a checkout that is not installed has none."""
+    try:
+        return version("openrelay-batch")
+    except PackageNotFoundError:
+        return "0"
 
 
 def _json(value: msgspec.Struct) -> Response:

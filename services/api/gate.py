@@ -39,10 +39,18 @@ PUT_PATH = "/v1/uploads/"
 
 class Gate:
     def __init__(
-        self, app: App, principals: Principals, http: Http, cors: Cors, ready: Callable[[], bool]
+        self,
+        app: App,
+        principals: Principals,
+        http: Http,
+        cors: Cors,
+        ready: Callable[[], bool],
+        used: Callable[[str], None],
     ) -> None:
+        """`used` is told the id of each key that was good."""
         self._app = app
         self._ready = ready
+        self._used = used
         self._principals = principals
         self._http = http
         self._cors = cors
@@ -89,6 +97,7 @@ class Gate:
         if path in OPEN_PATHS or path.startswith(PUT_PATH):
             return
         principal = self._principals.authenticate(presented_key(dict(scope["headers"])))
+        self._used(principal.key_id)
         if not principal.may_batch and path.startswith(BATCH_PATHS):
             raise refusals.not_found()
         scope.setdefault("state", {})["principal"] = principal

@@ -25,6 +25,7 @@ from schemas.facts import (
     FileStored,
     KeyFact,
     KeyIssued,
+    KeyRevoked,
     Progress,
     ResultFile,
 )
@@ -199,7 +200,7 @@ class Tables:
                 "organization = coalesce(organization, excluded.organization)",
                 (fact.key_id, fact.sha256, fact.organization, fact.role.value),
             )
-        else:
+        elif isinstance(fact, KeyRevoked):
             self._connection.execute(
                 "INSERT INTO keys VALUES (?, NULL, NULL, NULL, 1) "
                 "ON CONFLICT (key_id) DO UPDATE SET revoked = 1",

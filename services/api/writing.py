@@ -38,6 +38,10 @@ class FactWriter:
             future.add_done_callback(_retrieve)
             raise Uncertain from None
 
+    def mention(self, topic: str, key: str, value: bytes, partition: int) -> None:
+        """Append without waiting, what may as well be lost."""
+        self._producer.submit(topic, value, key=key, partition=partition).add_done_callback(_retrieve)
+
 
 def _retrieve(future: asyncio.Future[Delivery]) -> None:
     """The outcome of an abandoned append is of no interest any more."""
