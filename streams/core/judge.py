@@ -10,6 +10,7 @@ it has refused this one request.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
@@ -100,11 +101,12 @@ def judge(
     backoff_s: float,
     jitter: float,
     key_accepted: bool = False,
+    fault: Callable[[Answer], str] | None = None,
 ) -> Judgement:
     """Decide on a call of a record that had `attempts` counted attempts before this one.
 
     `jitter` in [0, 1) spreads the waits of records that failed together; `key_accepted` says, for a 403, that
-    the server took our key elsewhere.
+    the server took our key elsewhere; `fault` says why an answer cannot be used for what was asked, if so.
     """
 
     def retry(server: Server, last: End) -> Judgement:
@@ -129,6 +131,8 @@ def judge(
             )
         case Reply(status=status) as reply if 200 <= status < 300:
             answer = answers.read(reply.body, endpoint)
+            if fault is not None and isinstance(answer, Answer) and (why := fault(answer)):
+                answer = Unusable(why)
             if isinstance(answer, Unusable):
                 message = f"the model's answer could not be used: {answer.reason}"
                 return retry(Server.FAILING, CodedFailure(RunCode.INVALID_MODEL_RESPONSE, message))

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 
 from schemas.ids import BatchId
-from schemas.records import DoneSet
+from schemas.records import DoneSet, Step
 from streams.core import bitmap
 from streams.core.extents import Positions, Run
 
@@ -48,6 +48,10 @@ class Lane:
         self.probing: int | None = None
         self.given_up: int | None = None
         self.suspects: deque[int] = deque()
+        self.steps: dict[int, Step] = {}
+        """By position: the last step that a workflow record has finished and written down."""
+        self._steps_since: dict[int, int] = {}
+        """By position: where in `results` the first of those lies."""
         self._suspected: set[int] = set()
         if restored is not None:
             self._restore(restored)
@@ -149,12 +153,24 @@ class Lane:
         self.running.discard(position)
         self.results_upto = max(self.results_upto, results_upto)
         bitmap.set_bit(self.finished, position)
+        self.steps.pop(position, None)
+        self._steps_since.pop(position, None)
         if self.probing == position:
             self.probing = None
         if self.crashes:
             self._suspected.discard(position)
             if not self._suspected:
                 self.crashes = 0
+
+    def note_step(self, step: Step, offset: int) -> None:
+        """A record has written a step down, at this offset of `results`; the first of a number holds."""
+        position = step.origin[1]
+        if self.is_finished(position):
+            return
+        self._steps_since.setdefault(position, offset)
+        known = self.steps.get(position)
+        if known is None or step.step > known.step:
+            self.steps[position] = step
 
     def done_set(self, *, clean: bool) -> DoneSet:
         return DoneSet(
@@ -168,6 +184,7 @@ class Lane:
             crashes=self.crashes,
             probing=self.probing,
             clean=clean,
+            steps_from=min(self._steps_since.values(), default=None),
         )
 
     def key(self) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from schemas.ids import BatchId
+from schemas.money import Usage
 from schemas.records import INLINE_BODY_BYTES, Answered, Failed, Ref, Request
 from streams.blobs.port import Blobs
 from streams.core import answers, bodies
@@ -29,8 +30,10 @@ class BodyStore:
             return bytes(request.body)
         assert isinstance(request.ref, Ref), "a request has a body or says where it is"
         ref = request.ref
-        line = await asyncio.to_thread(self._blobs.read_range, ref.object, ref.offset, ref.length)
-        return bodies.split_body(line)[1]
+        return bodies.split_body(await self.read(ref))[1]
+
+    async def read(self, ref: Ref) -> bytes:
+        return await asyncio.to_thread(self._blobs.read_range, ref.object, ref.offset, ref.length)
 
     async def answer(self, batch: BatchId, index: int, body: bytes) -> dict[str, Any]:
         """The field of a result that carries `body`.
@@ -52,26 +55,21 @@ def body_for(endpoint: Endpoint, body: bytes) -> bytes:
     return bodies.with_model(body, endpoint.remote_model)
 
 
-async def result_of(
-    work: Work, end: End, store: BodyStore, *, model: str, renamed: bool
-) -> Answered | Failed:
-    """The record for `results`. `renamed`: the answer names the model as its server does."""
+def named(end: End, endpoint: Endpoint, model: str) -> End:
+    """The end of a call with the model's name as the customer wrote it."""
+    if endpoint.remote_model is None or not isinstance(end, Succeeded) or "model" not in end.answer.parsed:
+        return end
+    reply = end.reply._replace(body=bodies.with_model(end.reply.body, model))
+    return Succeeded(reply, end.answer)
+
+
+async def result_of(work: Work, end: End, store: BodyStore) -> Answered | Failed:
+    """The record for `results`."""
     batch, index, custom_id = work.request.batch, work.request.index, work.request.custom_id
     match end:
         case Succeeded(reply, answer):
-            body = reply.body
-            if renamed and "model" in answer.parsed:
-                body = bodies.with_model(body, model)
-            return Answered(
-                batch=batch,
-                index=index,
-                custom_id=custom_id,
-                origin=work.origin,
-                status_code=reply.status,
-                request_id=_request_id(reply),
-                usage=answer.usage,
-                unmetered=answer.unmetered,
-                **await store.answer(batch, index, answers.compact(body)),
+            return await answered(
+                work, store, reply, reply.body, usage=answer.usage, unmetered=answer.unmetered
             )
         case HttpFailure(reply):
             return Failed(
@@ -85,6 +83,24 @@ async def result_of(
             )
         case CodedFailure(code, message):
             return failed(work, code, message)
+
+
+async def answered(
+    work: Work, store: BodyStore, reply: Reply, body: bytes, *, usage: Usage | None, unmetered: str
+) -> Answered:
+    """A line for the output file with this body, billed for this usage."""
+    batch, index = work.request.batch, work.request.index
+    return Answered(
+        batch=batch,
+        index=index,
+        custom_id=work.request.custom_id,
+        origin=work.origin,
+        status_code=reply.status,
+        request_id=_request_id(reply),
+        usage=usage,
+        unmetered=unmetered,
+        **await store.answer(batch, index, answers.compact(body)),
+    )
 
 
 def failed(work: Work, code: str, message: str) -> Failed:

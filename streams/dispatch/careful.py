@@ -8,10 +8,11 @@ named is given up (`processing_failed`) and the others go on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from schemas.errors import RunCode
 from schemas.ids import BatchId
+from schemas.records import Answered, Failed
 from streams.core.judge import Again
 from streams.core.lanes import Lane
 from streams.dispatch.backlog import Backlog
@@ -19,7 +20,7 @@ from streams.dispatch.calls import failed
 from streams.dispatch.done import DoneLog
 from streams.dispatch.jobs import Job, Work
 from streams.dispatch.runner import Runner
-from streams.pools.pool import ModelPool
+from streams.pools.pool import ModelPool, Slot
 
 SLOT_POLL_S = 0.05
 
@@ -36,12 +37,14 @@ class Careful:
         backlog: Backlog,
         done: DoneLog,
         runner: Runner,
+        call: Callable[[Job, Work, ModelPool, Slot], Awaitable[Answered | Failed | Again]],
     ) -> None:
         self._jobs = jobs
         self._pools = pools
         self._backlog = backlog
         self._done = done
         self._runner = runner
+        self._call = call
         self._lanes: set[Lane] = set()
         self._loop = asyncio.get_running_loop()
         self.task: asyncio.Task[None] | None = None
@@ -92,7 +95,7 @@ class Careful:
                 await asyncio.sleep(SLOT_POLL_S)
                 continue
             work.lane.start(work.position)
-            outcome = await self._runner.call(job, work, pool, slot)
+            outcome = await self._call(job, work, pool, slot)
             if not isinstance(outcome, Again):
                 await self._runner.send(job, work, outcome)
                 return

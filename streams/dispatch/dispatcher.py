@@ -18,7 +18,7 @@ from schemas import topics
 from schemas.errors import RunCode
 from schemas.facts import BatchFact
 from schemas.ids import BatchId
-from schemas.records import Closed
+from schemas.records import Answered, Closed, Failed
 from schemas.settings import Settings
 from streams.blobs.port import Blobs
 from streams.core.judge import Again
@@ -27,10 +27,11 @@ from streams.core.lifecycle import BatchState, fold
 from streams.core.schedule import Schedule
 from streams.dispatch import health
 from streams.dispatch.backlog import Backlog
-from streams.dispatch.calls import BodyStore, failed
+from streams.dispatch.calls import BodyStore
 from streams.dispatch.careful import Careful
 from streams.dispatch.done import DoneLog
 from streams.dispatch.jobs import Job, Work
+from streams.dispatch.loops import Loops
 from streams.dispatch.partitions import Partitions
 from streams.dispatch.results import Results
 from streams.dispatch.runner import Runner
@@ -88,8 +89,12 @@ class Dispatcher:
         self._pools: dict[str, ModelPool] = {}
         self._schedules: dict[str, Schedule] = {}
         self._client = OpenAIClient()
-        self._runner = Runner(settings.limits, self._client, BodyStore(blobs), self._done, self._results)
-        self._careful = Careful(self._jobs, self._pools, self._backlog, self._done, self._runner)
+        store = BodyStore(blobs)
+        self._runner = Runner(settings.limits, self._client, store, self._done, self._results)
+        self._loops = Loops(settings, self._runner, store, self._pump)
+        self._careful = Careful(
+            self._jobs, self._pools, self._backlog, self._done, self._runner, self._record
+        )
         self._retries: list[tuple[float, int, Work, Job]] = []
         self._sequence = itertools.count()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -101,6 +106,7 @@ class Dispatcher:
         """Take new settings: endpoints and models appear and vanish without a restart."""
         self._settings = settings
         self._runner.limits = settings.limits
+        self._loops.configure(settings)
         self._models = {topics.requests_name(model): model for model in settings.models}
         self._weights = {organization.id: organization.weight for organization in settings.organizations}
         for name, model in settings.models.items():
@@ -150,6 +156,7 @@ class Dispatcher:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.to_thread(self._follower.stop)
         await self._client.close()
+        await self._loops.egress.close()
         await self._producer.close()
         await asyncio.to_thread(self._backlog.close)
 
@@ -252,7 +259,10 @@ class Dispatcher:
         self._pump()
 
     async def _revoked(self, partitions: list[TopicPartition]) -> None:
-        """Stop starting there, let calls finish up to a bound, leave clean done-sets behind."""
+        """Stop starting there, let calls finish up to a bound, leave clean done-sets behind.
+
+        Our share of the slots stays ours so long: records that are more than one call go on with it.
+        """
         lanes = self._disown(partitions)
         running = [task for task, work in self._running_in(lanes)]
         if running:
@@ -263,6 +273,7 @@ class Dispatcher:
             if late:
                 log.warning("calls given up at hand-over", count=len(late))
                 await asyncio.wait(late)
+        self._resize()
         await self._results.drained()
         if not self._failed.done():
             await self._done.leave(lanes)
@@ -275,11 +286,11 @@ class Dispatcher:
         Calls that run go on. If somebody else makes them too, the arbiter takes the first result.
         """
         self._partitions.park(self._disown(partitions))
+        self._resize()
         log.warning("partitions lost", count=len(partitions))
 
     def _disown(self, partitions: list[TopicPartition]) -> list[Lane]:
         self._partitions.give_up(partitions)
-        self._resize()
         given_up = []
         for job in self._jobs.values():
             for partition, lane in list(job.lanes.items()):
@@ -381,8 +392,17 @@ class Dispatcher:
         """A job is ready when a record waits, or when one could be read."""
         schedule = self._schedules.get(job.model)
         if schedule is not None and job.batch in schedule:
-            waiting = bool(job.ready) or (not job.reads and bool(job.unread()))
-            schedule.set_ready(job.batch, job.closing is None and waiting)
+            if job.ready:
+                waiting = not self._must_wait(job)
+            else:
+                waiting = not job.reads and bool(job.unread())
+            schedule.set_ready(job.batch, bool(job.turns) or (job.closing is None and waiting))
+
+    def _must_wait(self, job: Job) -> bool:
+        """Whether the next record would be one too many between calls."""
+        created = job.state.created
+        assert created is not None
+        return job.ready[0].loops and self._loops.full(created.organization)
 
     def _unschedule(self, job: Job) -> None:
         schedule = self._schedules.get(job.model)
@@ -391,6 +411,7 @@ class Dispatcher:
 
     def _pump(self) -> None:
         """Start what may start now."""
+        self._serve_turns(every=self._stopping or bool(self._careful))
         if self._stopping or not self._partitions.owned:
             return
         if self._careful:
@@ -406,6 +427,10 @@ class Dispatcher:
                 if batch is None:
                     break
                 job = self._jobs[batch]
+                if job.turns:
+                    free -= self._serve_turn(job, pool, now)
+                    self._set_ready(job)
+                    continue
                 if not job.ready:
                     self._read_ahead(job)
                     continue
@@ -418,6 +443,32 @@ class Dispatcher:
                 if self._backlog.wants_more(job):
                     self._read_ahead(job)
                 self._set_ready(job)
+
+    def _serve_turns(self, *, every: bool) -> None:
+        """Slots for running records of jobs that the schedule no longer knows, or of every job."""
+        now = self._loop.time()
+        for job in list(self._loops.wanting):
+            pool, schedule = self._pools[job.model], self._schedules[job.model]
+            while job.turns and (every or job.batch not in schedule) and pool.free(now):
+                self._serve_turn(job, pool, now)
+            if job.turns:
+                self._set_ready(job)
+            else:
+                self._loops.wanting.discard(job)
+
+    def _serve_turn(self, job: Job, pool: ModelPool, now: float) -> bool:
+        """Give a free slot to the running record that has waited longest; False when it waits no longer."""
+        turn = job.turns.popleft()
+        if turn.slot.done():
+            return False
+        slot = pool.acquire(now, turn.avoid)
+        assert slot is not None, "a free slot was seen"
+        turn.slot.set_result(slot)
+        schedule = self._schedules[job.model]
+        if job.batch in schedule:
+            tokens = TOKENS_PER_RECORD + turn.size * TOKENS_PER_BYTE
+            schedule.charge(job.batch, tokens, time.time_ns() // 1_000_000)
+        return True
 
     def _read_ahead(self, job: Job) -> None:
         async def read() -> None:
@@ -453,27 +504,40 @@ class Dispatcher:
         work.lane.start(work.position)
         task = self._spawn(self._run(job, work, pool, slot))
         job.running[task] = work
-        task.add_done_callback(partial(self._finished, job, slot))
+        task.add_done_callback(partial(self._finished, job, work, slot))
 
-    def _finished(self, job: Job, slot: Slot, task: asyncio.Task[None]) -> None:
+    def _finished(self, job: Job, work: Work, slot: Slot, task: asyncio.Task[None]) -> None:
         slot.release()
         job.running.pop(task, None)
         if job.closing is not None and not job.running:
             self._send_closed(job)
+        if work.loops:
+            self._loop_ended(job)
         self._pump()
+
+    def _loop_ended(self, job: Job) -> None:
+        """Another record of the organization may begin, of any batch."""
+        for other in self._jobs.values():
+            if other.ready and other.ready[0].loops:
+                self._set_ready(other)
 
     # ---- one record ----
 
+    async def _record(self, job: Job, work: Work, pool: ModelPool, slot: Slot) -> Answered | Failed | Again:
+        """Run one record from a slot on."""
+        how = self._loops.run if work.loops else self._runner.call
+        return await how(job, work, pool, slot)
+
     async def _run(self, job: Job, work: Work, pool: ModelPool, slot: Slot) -> None:
-        """One call of one record, and what follows from it."""
+        """One call of one record, or all of them, and what follows."""
         try:
             await self._done.reserved(work.lane, work.position)
-            outcome = await self._runner.call(job, work, pool, slot)
+            outcome = await self._record(job, work, pool, slot)
         except asyncio.CancelledError:
             if not job.window_over or self._jobs.get(job.batch) is not job:
                 work.lane.abandon(work.position)
                 raise
-            outcome = failed(work, RunCode.BATCH_EXPIRED, _WINDOW_CLOSED)
+            outcome = self._loops.cut_off(job, work, RunCode.BATCH_EXPIRED, _WINDOW_CLOSED)
         if isinstance(outcome, Again):
             work.lane.abandon(work.position)
             work.not_before = self._loop.time() + outcome.wait_s
@@ -487,6 +551,7 @@ class Dispatcher:
         if job.closing is not None:
             return
         job.closing = reason
+        job.stopped.set()
         self._unschedule(job)
         self._backlog.drop(job)
         if not job.running:

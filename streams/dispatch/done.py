@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from schemas import topics
+from schemas.ids import BatchId
 from schemas.records import Closed, DoneSet, Result, Step
 from schemas.settings import Kafka
 from streams.core import bitmap
@@ -50,6 +51,8 @@ class DoneLog:
         self._dirty: set[Lane] = set()
         self._write_due = False
         self._reservations: dict[Lane, asyncio.Future[None]] = {}
+        self.steps: dict[tuple[BatchId, int], list[tuple[int, Step]]] = {}
+        """By batch and request partition: steps of workflows that `read` found, with offsets, in order."""
 
     def read(self, partitions: Iterable[TopicPartition]) -> dict[str, DoneSet]:
         """The last done-sets of these request partitions by key. Blocks; raises KafkaFailed."""
@@ -90,7 +93,10 @@ class DoneLog:
         try:
             for place in places:
                 started = by_partition[place[1]]
-                known = min(done.results_upto for done in started)
+                known = min(
+                    done.results_upto if done.steps_from is None else min(done.results_upto, done.steps_from)
+                    for done in started
+                )
                 start = max(known, firsts[place], ends[place] - MOST_RESULTS_READ)
                 finished = {
                     (d.batch, d.partition): bitmap.padded(d.finished, d.started_upto) for d in started
@@ -98,11 +104,16 @@ class DoneLog:
                 for message in reader.read_to_end(*place, start, ends[place], READ_TIMEOUT_S):
                     assert message.value is not None
                     result = _decode_result(message.value)
-                    if isinstance(result, Closed | Step):
+                    if isinstance(result, Closed):
                         continue
                     partition, position = result.origin
-                    bits = finished.get((result.batch, partition))
-                    if bits is not None and position < len(bits) * 8:
+                    lane = result.batch, partition
+                    bits = finished.get(lane)
+                    if bits is None or position >= len(bits) * 8:
+                        continue
+                    if isinstance(result, Step):
+                        self.steps.setdefault(lane, []).append((message.offset, result))
+                    else:
                         bitmap.set_bit(bits, position)
                 for done in started:
                     bits = finished[(done.batch, done.partition)]

@@ -60,6 +60,8 @@ class Partitions:
             lane = Lane(job.batch, enqueued.attempt, enqueued.topic, partition, runs, restored)
         elif restored is not None:
             lane.absorb(restored)
+        for offset, step in self._done.steps.pop((job.batch, partition), []):
+            lane.note_step(step, offset)
         job.lanes[partition] = lane
         return lane
 

@@ -10,7 +10,7 @@ import msgspec
 
 from schemas import topics
 from schemas.ids import BatchId
-from schemas.records import Answered, Closed, Failed
+from schemas.records import Result
 from schemas.settings import Kafka
 from streams.kafka.messages import Delivery
 from streams.kafka.producer import AsyncProducer
@@ -38,7 +38,7 @@ class Results:
         return self._unacked_bytes >= MAX_UNACKED_BYTES
 
     def send(
-        self, batch: BatchId, result: Answered | Failed | Closed, acknowledged: Callable[[int], None]
+        self, batch: BatchId, result: Result, acknowledged: Callable[[int], None]
     ) -> asyncio.Future[Delivery]:
         """Append behind everything sent for the batch before; `acknowledged` is told the offset after it."""
         value = _encode(result)

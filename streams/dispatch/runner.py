@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 
 import structlog
 
-from schemas.records import Answered, Failed
+from schemas.records import Answered, Failed, Step
 from schemas.settings import Limits
-from streams.core.judge import Again, Outcome, Reply, Server, judge
-from streams.dispatch.calls import BodyStore, body_for, result_of
+from streams.core.answers import Answer
+from streams.core.judge import Again, End, Outcome, Reply, Server, judge
+from streams.crashpoints import passing
+from streams.dispatch.calls import BodyStore, body_for, named, result_of
 from streams.dispatch.done import DoneLog
-from streams.dispatch.jobs import Job, Work
+from streams.dispatch.jobs import Job, Tries, Work
 from streams.dispatch.results import Results
 from streams.kafka.messages import Delivery
 from streams.pools.endpoint import Endpoint
@@ -36,47 +39,79 @@ class Runner:
         self._loop = asyncio.get_running_loop()
 
     async def call(self, job: Job, work: Work, pool: ModelPool, slot: Slot) -> Answered | Failed | Again:
-        """Call the model, give the slot back; the record's result, or when to try again."""
+        """Run a record that is one call; its result, or when to try again."""
+        passing("dispatch.calling", work.request.custom_id)
+        end = await self.ask(job, work, pool, slot, await self._store.request(work.request))
+        return end if isinstance(end, Again) else await result_of(work, end, self._store)
+
+    async def ask(
+        self,
+        job: Job,
+        tries: Tries,
+        pool: ModelPool,
+        slot: Slot,
+        body: bytes,
+        fault: Callable[[Answer], str] | None = None,
+    ) -> End | Again:
+        """Call the model, give the slot back; how the call ended, or when to try again.
+
+        `fault` says why an answer that is one still cannot be used, empty when it can.
+        """
         endpoint, created = slot.endpoint, job.state.created
         assert created is not None
         sent_at = self._loop.time()
         key_accepted = False
         try:
-            body = body_for(endpoint, await self._store.request(work.request))
             outcome = await self._client.call(
-                endpoint, created.endpoint, body, timeout_s=self.limits.request_time_limit_s
+                endpoint,
+                created.endpoint,
+                body_for(endpoint, body),
+                timeout_s=self.limits.request_time_limit_s,
             )
             if isinstance(outcome, Reply) and outcome.status == 403:
                 key_accepted = await self._client.key_accepted(endpoint)
         finally:
             slot.release()
-        server, record = judge(
+        passing("dispatch.called")
+        server, end = judge(
             outcome,
             endpoint=created.endpoint,
-            attempts=work.attempts,
+            attempts=tries.attempts,
             max_attempts=self.limits.max_attempts,
             backoff_s=self.limits.retry_backoff_s,
             jitter=random.random(),
             key_accepted=key_accepted,
+            fault=fault,
         )
         self._report(pool, endpoint, server, outcome, sent_at)
-        if isinstance(record, Again):
-            work.attempts += record.attempt
-            work.avoid = endpoint
-            return record
-        renamed = endpoint.remote_model is not None
-        return await result_of(work, record, self._store, model=pool.model, renamed=renamed)
+        if isinstance(end, Again):
+            tries.attempts += end.attempt
+            tries.avoid = endpoint
+            return end
+        return named(end, endpoint, pool.model)
 
     def send(self, job: Job, work: Work, result: Answered | Failed) -> asyncio.Future[Delivery]:
         """Put the record's result on its way; it is finished once that is acknowledged."""
         lane, position = work.lane, work.position
 
         def acknowledged(upto: int) -> None:
+            passing("dispatch.acknowledged")
             lane.finish(position, upto)
             if job.lanes.get(lane.partition) is lane:
                 self._done.changed(lane)
 
         return self._results.send(job.batch, result, acknowledged)
+
+    async def note(self, job: Job, work: Work, step: Step) -> None:
+        """Write down that a workflow record has finished a step; returns when that is acknowledged."""
+        lane = work.lane
+
+        def acknowledged(upto: int) -> None:
+            lane.note_step(step, upto - 1)
+            if job.lanes.get(lane.partition) is lane:
+                self._done.changed(lane)
+
+        await self._results.send(job.batch, step, acknowledged)
 
     def _report(
         self, pool: ModelPool, endpoint: Endpoint, server: Server, outcome: Outcome, sent_at: float

@@ -1,0 +1,345 @@
+"""Records that are more than one call: tools between the model's turns, and workflows.
+
+Each runs in one task from its first slot to its result. The cores decide what comes next (`toolloop`,
+`workflow`); here it is done. Between two calls of the model the task holds no slot: it asks for each through
+the fair schedule, as a `Turn` of its job. What it holds meanwhile is the record and what was added to it, so
+the number of records under way is bounded for each organization, and their bytes for all.
+
+What is true if the process dies:
+
+1. in a tool loop, anywhere
+      the record begins anew: executors may see a call again
+2. in a workflow, before a step's record is acknowledged
+      the record goes on behind the step before: the requests of this one run again
+3. after it, before the callback was called, or before its answer was acted on
+      the record goes on there: the callback sees the same step with the same results
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from schemas.errors import RunCode
+from schemas.records import Answered, Failed, Ref, Step
+from schemas.settings import Settings
+from streams.core import answers
+from streams.core.judge import Again, CodedFailure, End, HttpFailure, Succeeded
+from streams.core.sealing import Sealer
+from streams.core.toolconfig import ToolConfig, WorkflowConfig, decode_openrelay
+from streams.core.toolloop import Done, ToolLoop
+from streams.core.workflow import Completed, Ended, Malformed, Request, Run, Workflow
+from streams.dispatch.calls import BodyStore, answered, failed, result_of
+from streams.dispatch.jobs import Job, Tries, Turn, Work
+from streams.dispatch.runner import Runner
+from streams.pools.pool import ModelPool, Slot
+from streams.tools.callback import CallbackFailed, call_back
+from streams.tools.egress import Egress
+from streams.tools.failure import ToolFailed
+from streams.tools.http import HttpExecutor
+from streams.tools.mcp import McpExecutor
+
+PER_ORGANIZATION = 1_024
+"""Records of one organization that may be under way, most of them waiting for its tools."""
+
+MAX_BYTES = 128 * 1024 * 1024
+"""Held by all records under way; beyond it an organization starts one only if it has none."""
+
+LARGE_ANSWER = 64 * 1024
+"""Callback answers over this are read in a thread."""
+
+MAX_BACKOFF_S = 60.0
+
+_CANCELLED = "the batch was cancelled before this request was finished"
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Stopped(Exception):
+    """The batch was cancelled while the record waited to try something again."""
+
+
+class Loops:
+    """For one event loop. `pump` is called when a record wants a slot."""
+
+    def __init__(
+        self, settings: Settings, runner: Runner, store: BodyStore, pump: Callable[[], None]
+    ) -> None:
+        self.egress = Egress(settings.egress)
+        self._runner = runner
+        self._store = store
+        self._pump = pump
+        self._open: dict[str, int] = {}
+        self._bytes = 0
+        self.wanting: set[Job] = set()
+        """Jobs with turns that wait for a slot."""
+        self.configure(settings)
+
+    def configure(self, settings: Settings) -> None:
+        self._limits = settings.limits
+        self._sealer = Sealer(settings.secrets)
+        self.egress.configure(settings.egress)
+
+    def full(self, organization: str) -> bool:
+        """Whether no further record of this organization may begin."""
+        under_way = self._open.get(organization, 0)
+        return under_way >= PER_ORGANIZATION or (under_way > 0 and self._bytes >= MAX_BYTES)
+
+    async def run(self, job: Job, work: Work, pool: ModelPool, slot: Slot) -> Answered | Failed | Again:
+        """Run a record to its result. `Again` only if nothing has come of it yet."""
+        assert isinstance(work.request.sealed, bytes), "a record that loops says how"
+        opened = self._sealer.open(work.request.sealed, job.batch, work.request.index)
+        config = decode_openrelay(opened)
+        organization = _organization(job)
+        self._open[organization] = self._open.get(organization, 0) + 1
+        self._bytes += work.size
+        try:
+            match config:
+                case ToolConfig():
+                    return await self._tools(job, work, pool, slot, config)
+                case WorkflowConfig():
+                    slot.release()
+                    return await self._workflow(job, work, pool, config)
+                case None:
+                    return await self._runner.call(job, work, pool, slot)
+        except Stopped:
+            return self.cut_off(job, work, RunCode.BATCH_CANCELLED, _CANCELLED)
+        finally:
+            self._bytes -= work.size
+            self._open[organization] -= 1
+            if not self._open[organization]:
+                del self._open[organization]
+
+    def cut_off(self, job: Job, work: Work, code: str, message: str) -> Failed:
+        """The result of a record that ends here: a workflow's succeeded requests are billed all the same."""
+        result = failed(work, code, message)
+        if work.flow is None:
+            return result
+        created = job.state.created
+        assert created is not None
+        report = Raw(_encode(work.flow.report(created.price)))
+        return msgspec.structs.replace(result, billed=work.flow.billed, openrelay=report)
+
+    # ---- tools ----
+
+    async def _tools(
+        self, job: Job, work: Work, pool: ModelPool, slot: Slot, config: ToolConfig
+    ) -> Answered | Failed | Again:
+        first = await self._runner.ask(
+            job, work, pool, slot, await self._store.request(work.request), ToolLoop(config.max_rounds).fault
+        )
+        if isinstance(first, Again):
+            return first
+        executor: HttpExecutor | McpExecutor
+        if config.type == "http":
+            executor = HttpExecutor(self.egress, config, work.request.custom_id)
+        else:
+            executor = McpExecutor(self.egress, config)
+        result = await self._rounds(job, work, pool, config, executor, first)
+        await executor.close()
+        return result
+
+    async def _rounds(
+        self,
+        job: Job,
+        work: Work,
+        pool: ModelPool,
+        config: ToolConfig,
+        executor: HttpExecutor | McpExecutor,
+        end: End,
+    ) -> Answered | Failed:
+        """Turn after turn, from the end of the first call of the model."""
+        loop = ToolLoop(config.max_rounds)
+        held = 0
+        try:
+            while isinstance(end, Succeeded):
+                loop, action = loop.answered(end.reply.body, end.answer)
+                if isinstance(action, Done):
+                    return await answered(
+                        work,
+                        self._store,
+                        end.reply,
+                        action.body,
+                        usage=action.usage,
+                        unmetered=action.unmetered,
+                    )
+                async with self.egress.place(config.url, _organization(job)):
+                    contents = await executor.run(action)
+                loop = loop.ran(action, contents)
+                self._bytes += loop.size - held
+                held = loop.size
+                end = await self._turn(job, work, pool, loop)
+            return await result_of(work, end, self._store)
+        except ToolFailed as failure:
+            return failed(work, RunCode.TOOL_EXECUTION_FAILED, str(failure))
+        finally:
+            self._bytes -= held
+
+    async def _turn(self, job: Job, work: Work, pool: ModelPool, loop: ToolLoop) -> End:
+        """Call the model with all that has been said, until the call has an end."""
+        tries = Tries()
+        while True:
+            async with self._slot(job, tries, work.size + loop.size) as slot:
+                body = loop.request(await self._store.request(work.request))
+                if body is None:
+                    raise ToolFailed("the request has no list of messages that results could be added to")
+                end = await self._runner.ask(job, tries, pool, slot, body, loop.fault)
+            if not isinstance(end, Again):
+                return end
+            await self._pause(job, end.wait_s)
+
+    # ---- workflows ----
+
+    async def _workflow(
+        self, job: Job, work: Work, pool: ModelPool, config: WorkflowConfig
+    ) -> Answered | Failed:
+        flow = work.flow = Workflow(config, pool.model)
+        step = work.lane.steps.get(work.position)
+        if step is not None:
+            flow.resume(step, await self._results_of(step))
+        while True:
+            action = await self._call_back(job, work, config, flow)
+            if isinstance(action, Completed):
+                return await self._completed(job, work, flow, action)
+            ended = await self._step(job, pool, flow, action) if isinstance(action, Run) else action
+            if ended is not None:
+                return self.cut_off(job, work, ended.code, ended.message)
+            flow.end_step()
+            await self._note(job, work, flow)
+
+    async def _call_back(
+        self, job: Job, work: Work, config: WorkflowConfig, flow: Workflow
+    ) -> Run | Completed | Ended:
+        body = flow.request(work.request.custom_id)
+        for attempt in range(self._limits.max_attempts):
+            if attempt:
+                backoff_s = min(MAX_BACKOFF_S, self._limits.retry_backoff_s * 2.0 ** (attempt - 1))
+                await self._pause(job, backoff_s * (0.5 + random.random() / 2))
+            try:
+                async with self.egress.place(config.url, _organization(job)):
+                    answer = await call_back(self.egress, config, body)
+                if len(answer) > LARGE_ANSWER:
+                    return await asyncio.to_thread(flow.answered, answer)
+                return flow.answered(answer)
+            except Malformed as error:
+                return _callback_failed(f"the callback's answer cannot be used: {error}")
+            except CallbackFailed as failure:
+                last = failure
+                if not failure.again:
+                    break
+        return _callback_failed(str(last))
+
+    async def _step(self, job: Job, pool: ModelPool, flow: Workflow, run: Run) -> Ended | None:
+        """Run the requests of a step at once; why the record must end, None when it goes on."""
+        requests = [request for request in run.requests if request.refusal is None]
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._request(job, pool, flow, request)) for request in requests]
+        return next((ended for task in tasks if (ended := task.result()) is not None), None)
+
+    async def _request(self, job: Job, pool: ModelPool, flow: Workflow, request: Request) -> Ended | None:
+        tries = Tries()
+        started = False
+        while True:
+            async with self._slot(job, tries, len(request.body)) as slot:
+                if not started and not flow.may_start():
+                    return flow.out_of_tokens
+                started = True
+                end = await self._runner.ask(job, tries, pool, slot, request.body)
+            if not isinstance(end, Again):
+                break
+            try:
+                await self._pause(job, end.wait_s)
+            except Stopped:
+                return Ended(RunCode.BATCH_CANCELLED, _CANCELLED)
+        match end:
+            case Succeeded(reply, answer):
+                body = answers.compact(reply.body)
+                flow.succeeded(request, reply.status, body, answer.usage, answer.unmetered)
+            case HttpFailure(reply):
+                flow.refused(request, reply.status, answers.error_body(reply.body))
+            case CodedFailure(code, message):
+                flow.failed(request, code, message)
+        return None
+
+    async def _note(self, job: Job, work: Work, flow: Workflow) -> None:
+        """Write the finished step down, before its results are shown to anybody."""
+        request = work.request
+        step = Step(
+            batch=request.batch,
+            index=request.index,
+            custom_id=request.custom_id,
+            origin=work.origin,
+            step=flow.step,
+            requests=flow.requests,
+            billed=list(flow.billed),
+            **await self._store.answer(request.batch, request.index, flow.results),
+        )
+        await self._runner.note(job, work, step)
+
+    async def _results_of(self, step: Step) -> bytes:
+        if isinstance(step.ref, Ref):
+            return await self._store.read(step.ref)
+        assert step.body is not UNSET, "a step has its results or says where they are"
+        return bytes(step.body)
+
+    async def _completed(self, job: Job, work: Work, flow: Workflow, action: Completed) -> Answered:
+        request, created = work.request, job.state.created
+        assert created is not None
+        return Answered(
+            batch=request.batch,
+            index=request.index,
+            custom_id=request.custom_id,
+            origin=work.origin,
+            status_code=200,
+            request_id=f"req_{uuid.uuid4().hex}",
+            billed=flow.billed,
+            **await self._store.answer(
+                request.batch,
+                request.index,
+                answers.compact(flow.output(action.output, created.price)),
+            ),
+        )
+
+    # ---- waiting ----
+
+    @asynccontextmanager
+    async def _slot(self, job: Job, tries: Tries, size: int) -> AsyncIterator[Slot]:
+        """A slot for one call of a running record, when the schedule gives it one."""
+        turn = Turn(tries.avoid, size)
+        job.turns.append(turn)
+        self.wanting.add(job)
+        self._pump()
+        try:
+            slot = await turn.slot
+        except asyncio.CancelledError:
+            if turn.slot.done() and not turn.slot.cancelled():
+                turn.slot.result().release()
+            raise
+        try:
+            yield slot
+        finally:
+            slot.release()
+
+    async def _pause(self, job: Job, seconds: float) -> None:
+        """Wait before trying again. Raises Stopped when the batch is cancelled meanwhile, or was before."""
+        try:
+            async with asyncio.timeout(seconds):
+                await job.stopped.wait()
+        except TimeoutError:
+            return
+        raise Stopped
+
+
+def _callback_failed(message: str) -> Ended:
+    return Ended(RunCode.WORKFLOW_CALLBACK_FAILED, message)
+
+
+def _organization(job: Job) -> str:
+    assert job.state.created is not None
+    return job.state.created.organization

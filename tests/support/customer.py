@@ -1,0 +1,105 @@
+"""What a customer runs: an executor of tools and the callbacks of workflows, on one server of the tests.
+
+The path says how it behaves; everything it is sent is kept.
+
+    /tools                 answers every call with its function's name and arguments
+    /tools/slow/S          the same after S seconds
+    /tools/status/CODE     an HTTP error
+    /tools/round/N/CODE    the error from round N on, the ordinary answer before
+    /flow/NAME             the callback registered under NAME: takes the request, gives the answer
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from aiohttp import web
+
+from services.embedded.ports import free_port
+
+Callback = Callable[[dict[str, Any]], Any]
+
+
+class Received(NamedTuple):
+    path: str
+    headers: dict[str, str]
+    body: dict[str, Any]
+
+
+class Customer:
+    """A context manager; runs in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.received: list[Received] = []
+        self.callbacks: dict[str, Callback] = {}
+        self.running = 0
+        self.peak = 0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._ready = threading.Event()
+        self._stop: asyncio.Event | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Customer:
+        self._thread.start()
+        assert self._ready.wait(10)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._stop is not None
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(10)
+
+    def at(self, path: str) -> list[Received]:
+        return [each for each in self.received if each.path == path]
+
+    def _serve(self) -> None:
+        async def main() -> None:
+            self._stop = asyncio.Event()
+            app = web.Application(client_max_size=64 * 1024 * 1024)
+            app.router.add_post("/{path:.*}", self._handle)
+            runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+            await runner.setup()
+            await web.TCPSite(runner, "127.0.0.1", self.port, backlog=2048).start()
+            self._ready.set()
+            await self._stop.wait()
+            await runner.cleanup()
+
+        self._loop.run_until_complete(main())
+        self._loop.close()
+
+    async def _handle(self, request: web.Request) -> web.Response:
+        body = json.loads(await request.read())
+        self.received.append(Received(request.path, dict(request.headers), body))
+        match request.path.strip("/").split("/"):
+            case ["flow", name]:
+                answer = self.callbacks[name](body)
+                if isinstance(answer, web.Response):
+                    return answer
+                return web.json_response(answer)
+            case ["tools", "status", code]:
+                return web.Response(status=int(code), text="no")
+            case ["tools", "slow", seconds]:
+                self.running += 1
+                self.peak = max(self.peak, self.running)
+                await asyncio.sleep(float(seconds))
+                self.running -= 1
+            case ["tools", "round", number, code]:
+                seen = [each for each in self.at(request.path) if each.body["custom_id"] == body["custom_id"]]
+                if len(seen) >= int(number):
+                    return web.Response(status=int(code), text="no")
+        return web.json_response({"results": [said(call) for call in body["tool_calls"]]})
+
+
+def said(call: dict[str, Any]) -> dict[str, str]:
+    """The result of one call: `name(arguments)`."""
+    function = call["function"]
+    return {"tool_call_id": call["id"], "content": f"{function['name']}({function['arguments']})"}
