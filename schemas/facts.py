@@ -162,7 +162,13 @@ class KeyRevoked(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", ta
     key_id: str
 
 
-KeyFact = KeyIssued | KeyRevoked
+class KeyUsed(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="used"):
+    """The key was good for a request about when this was appended; said now and then, the last one holds."""
+
+    key_id: str
+
+
+KeyFact = KeyIssued | KeyRevoked | KeyUsed
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):

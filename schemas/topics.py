@@ -74,10 +74,10 @@ CATALOGUE: tuple[Topic, ...] = (
     ),
     Topic(
         name=KEYS,
-        owner="openrelay keys",
+        owner="openrelay keys, api",
         readers=("api", "control"),
         key="<key id>:<fact>",
-        holds="API keys issued and revoked",
+        holds="API keys issued and revoked, and when they were used",
         partitions="facts",
         config=COMPACTED,
     ),

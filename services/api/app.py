@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from importlib.metadata import PackageNotFoundError, version
 
 import msgspec
@@ -20,6 +21,8 @@ from services.api.objects import ModelList, ModelObject
 from services.api.openapi import description
 from services.api.parts import Parts
 from services.api.principals import Principals
+
+Handler = Callable[[Request], Awaitable[Response]]
 
 
 def build(parts: Parts, creation: Creation) -> Gate:
@@ -47,28 +50,34 @@ def build(parts: Parts, creation: Creation) -> Gate:
         return Response(b'{"status":"ok"}', media_type="application/json")
 
     routes = [
-        Route("/health", health, methods=["GET"]),
-        Route("/openapi.json", describe, methods=["GET"]),
-        Route("/v1/models", list_models, methods=["GET"]),
-        Route("/v1/models/{model:path}", get_model, methods=["GET"]),
-        Route("/v1/files", files.create, methods=["POST"]),
-        Route("/v1/files", files.list, methods=["GET"]),
-        Route("/v1/files/presign", files.presign, methods=["POST"]),
-        Route("/v1/uploads/{file}", files.put, methods=["PUT"]),
-        Route("/v1/files/{file}/complete", files.complete, methods=["POST"]),
-        Route("/v1/files/{file}/content", files.content, methods=["GET"]),
-        Route("/v1/files/{file}", files.get, methods=["GET"]),
-        Route("/v1/files/{file}", files.delete, methods=["DELETE"]),
-        Route("/v1/batches", batches.create, methods=["POST"]),
-        Route("/v1/batches", batches.list, methods=["GET"]),
-        Route("/v1/batches/{batch}", batches.get, methods=["GET"]),
-        Route("/v1/batches/{batch}/cancel", batches.cancel, methods=["POST"]),
+        _route("/health", GET=health),
+        _route("/openapi.json", GET=describe),
+        _route("/v1/models", GET=list_models),
+        _route("/v1/models/{model:path}", GET=get_model),
+        _route("/v1/files", GET=files.list, POST=files.create),
+        _route("/v1/files/presign", POST=files.presign),
+        _route("/v1/uploads/{file}", PUT=files.put),
+        _route("/v1/files/{file}/complete", POST=files.complete),
+        _route("/v1/files/{file}/content", GET=files.content),
+        _route("/v1/files/{file}", GET=files.get, DELETE=files.delete),
+        _route("/v1/batches", GET=batches.list, POST=batches.create),
+        _route("/v1/batches/{batch}", GET=batches.get),
+        _route("/v1/batches/{batch}/cancel", POST=batches.cancel),
     ]
     router = Router(routes, redirect_slashes=False)
     http = parts.settings.http
     principals = Principals(parts.settings.organizations, parts.model.issued_key)
     used = KeyUse(parts.facts).note
     return Gate(router, principals, http, Cors(http), lambda: parts.model.ready, used)
+
+
+def _route(path: str, **handlers: Handler) -> Route:
+    """One route for all methods of a path, so that a refusal of another method can name them."""
+
+    async def handle(request: Request) -> Response:
+        return await handlers["GET" if request.method == "HEAD" else request.method](request)
+
+    return Route(path, handle, methods=list(handlers))
 
 
 def _version() -> str:

@@ -15,6 +15,7 @@ from cyclopts import App, Parameter
 
 from schemas.settings import Settings
 from services import process
+from services.operator import commands
 from services.settings import SettingsError, default_data_dir, load, read_tree
 
 app = App(name="openrelay", help="Run the Batch API: everything on one machine, or one role of a cluster.")
@@ -189,6 +190,9 @@ def fetch_broker() -> None:
 
 
 def _numbered(role: str, slot: int) -> str:
+commands.add_to(app)
+
+
     return role if slot == 0 else f"{role}-{slot + 1}"
 
 

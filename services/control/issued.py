@@ -6,7 +6,7 @@ import threading
 
 import msgspec
 
-from schemas.facts import KeyFact, KeyIssued, KeyRevoked
+from schemas.facts import KeyFact, KeyIssued, KeyRevoked, KeyUsed
 from services.api.principals import IssuedKey
 from streams.kafka.messages import Message
 
@@ -32,6 +32,8 @@ class IssuedKeys:
                         self._by_fingerprint.setdefault(fact.sha256, fact)
                     case KeyRevoked():
                         self._revoked.add(fact.key_id)
+                    case KeyUsed():
+                        pass
 
     def find(self, fingerprint: str) -> IssuedKey | None:
         """The key with this fingerprint, if it is good."""

@@ -26,6 +26,7 @@ from schemas.facts import (
     KeyIssued,
     KeyRevoked,
     KeyRole,
+    KeyUsed,
     Priority,
     Progress,
     ResultFile,
@@ -132,6 +133,7 @@ EXAMPLES: dict[str, tuple[Any, Any]] = {
         ),
     ),
     "keys.revoked": (KeyFact, KeyRevoked(key_id="key_1")),
+    "keys.used": (KeyFact, KeyUsed(key_id="key_1")),
     "claims": (
         Claim,
         Claim(
