@@ -37,6 +37,7 @@ from streams.core import bodies, extents
 from streams.core.lifecycle import BatchState, fold
 from streams.core.sealing import NONCE_BYTES, Sealer
 from streams.core.validate.lines import Line, Lines
+from streams.crashpoints import passing
 from streams.kafka.admin import Admin, TopicPartition
 from streams.kafka.follow import Follower
 from streams.kafka.membership import Membership
@@ -221,6 +222,7 @@ class Intake:
         if attempt.left:
             raise RuntimeError(f"{created.batch}: {attempt.left} accepted records are not in its input")
         producer.flush()
+        passing("intake.appended")
         self._commit(producer, attempt.batch, attempt.id, attempt.topic, attempt.runs.build())
 
     def _begin(self, state: BatchState) -> _Attempt:
@@ -293,6 +295,7 @@ class Intake:
         partition = topics.partition_of(batch, self._settings.kafka.partitions)
         producer.send(topics.BATCHES, value, key=batch_key(fact, attempt), partition=partition)
         producer.flush()
+        passing("intake.enqueued")
         with self._changed:
             self._states.pop(batch, None)
             self._gone.add(batch)

@@ -35,6 +35,7 @@ from schemas.facts import BatchFact, Created, Ended
 from schemas.records import UsageChunk, UsageRow
 from schemas.settings import Settings
 from streams.core.pricing import billing_month
+from streams.crashpoints import passing
 from streams.kafka.admin import Admin, TopicPartition
 from streams.kafka.messages import KafkaFailed
 
@@ -169,6 +170,7 @@ class _Warehouse:
             self._busy_at = time.monotonic()
             try:
                 await asyncio.to_thread(self._once, table, columns, rows)
+                passing("meter.inserted")
                 return
             except Exception as error:
                 if time.monotonic() > deadline:

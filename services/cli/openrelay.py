@@ -17,6 +17,7 @@ from schemas.settings import Settings
 from services import process
 from services.operator import commands
 from services.settings import SettingsError, default_data_dir, load, read_tree
+from streams import crashpoints
 
 app = App(name="openrelay", help="Run the Batch API: everything on one machine, or one role of a cluster.")
 
@@ -189,15 +190,17 @@ def fetch_broker() -> None:
         _fail(str(error), 1)
 
 
-def _numbered(role: str, slot: int) -> str:
 commands.add_to(app)
 
 
+def _numbered(role: str, slot: int) -> str:
     return role if slot == 0 else f"{role}-{slot + 1}"
 
 
 def _start(role: str, config: Path | None) -> Settings:
     process.configure_log(role)
+    if point := os.environ.get("OPENRELAY_CRASH_AT"):
+        crashpoints.arm(point)
     return _settings(config)
 
 

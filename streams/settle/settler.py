@@ -17,6 +17,7 @@ from schemas.settings import Settings
 from streams.core import pricing
 from streams.core.lifecycle import BatchState, fold
 from streams.core.verdicts import Effects, decide, nudge, spec_of
+from streams.crashpoints import passing
 from streams.kafka.admin import Admin, TopicPartition
 from streams.kafka.follow import Follower
 from streams.kafka.group import GroupReader
@@ -219,6 +220,7 @@ class Settler:
             for chunk in partition.usage_chunks():
                 self._producer.send(topics.USAGE, _encode(chunk), key=chunk.batch, partition=partition.number)
         self._producer.flush()
+        passing("settle.effects")
         settled = [(p.number, fact) for p in partitions for fact in p.settled]
         for number, fact in settled:
             self._producer.send(
@@ -227,6 +229,7 @@ class Settler:
             log.info("batch settled", batch=fact.batch, completed=fact.completed, failed=fact.failed)
         if settled:
             self._producer.flush()
+            passing("settle.settled")
         for partition in partitions:
             partition.settled = []
             for ledger in partition.ledgers_due():
@@ -234,7 +237,9 @@ class Settler:
                     topics.LEDGER, _encode(ledger), key=ledger.batch, partition=partition.number
                 )
         self._producer.flush()
+        passing("settle.ledger")
         group.commit({(topics.RESULTS, p.number): p.position for p in partitions})
+        passing("settle.committed")
         for partition in partitions:
             self._report(partition)
         self._forget_ended()

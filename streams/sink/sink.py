@@ -17,6 +17,7 @@ from schemas.records import Line, Remainder, ResultLine
 from schemas.settings import Settings
 from streams.blobs.port import Blobs
 from streams.core.lifecycle import BatchState, fold
+from streams.crashpoints import passing
 from streams.kafka.admin import Admin, TopicPartition
 from streams.kafka.follow import Follower
 from streams.kafka.group import GroupReader
@@ -198,6 +199,7 @@ class Sink:
     def _write(self, place: _Place) -> None:
         topic, partition, batch = place
         self._buffers.pop(place).write(self._blobs, batch, topic, partition)
+        passing("sink.segment")
 
     def _commit(self, group: GroupReader) -> None:
         """Everything below is in a segment, or of a batch that has ended."""
@@ -208,6 +210,7 @@ class Sink:
         moved = {where: offset for where, offset in safe.items() if offset != self._committed.get(where)}
         if group.commit(moved):
             self._committed |= moved
+            passing("sink.committed")
 
     # ---- ends ----
 
@@ -253,11 +256,13 @@ class Sink:
             ending.not_before = time.monotonic() + RETRY_S
             ending.targets = self._ends_of(batch)
             return
+        passing("sink.files")
         partition = topics.partition_of(batch, self._settings.kafka.partitions)
         self._producer.send(
             topics.BATCHES, _encode(fact), key=batch_key(fact, self._instance), partition=partition
         )
         self._producer.flush()
+        passing("sink.ended")
         with self._lock:
             self._settled.pop(batch, None)
             self._gone.add(batch)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import pytest
 
-from schemas.settings import Limits
+from schemas.settings import Limits, Pool
 from services.warehouse.migrate import migrate
 from tests.support.broker import EmbeddedBroker
 from tests.support.pipeline import Pipeline
-from tests.support.settings import settings_for
+from tests.support.settings import MODEL, settings_for
 from tests.support.simulator import Simulator
 from tests.support.warehouse import EmbeddedWarehouse
 
@@ -57,15 +57,14 @@ def pipeline(
     """Makes a pipeline with the given limits, roles not started."""
     made: list[Pipeline] = []
 
-    def make(limits: Limits = LIMITS, **fields: Any) -> Pipeline:
-        settings = settings_for(
-            shared,
-            bootstrap=broker.bootstrap,
-            warehouse_url=tables.url,
-            pool_url=simulator.url,
-            limits=limits,
-            **fields,
-        )
+    def make(
+        limits: Limits = LIMITS, *, pool_url: str = "", slots: int = 256, more_pools: Sequence[str] = ()
+    ) -> Pipeline:
+        settings = settings_for(shared, bootstrap=broker.bootstrap, warehouse_url=tables.url, limits=limits)
+        urls = [pool_url or simulator.url, *more_pools]
+        pools = tuple(Pool(base_url=url, max_concurrency=slots) for url in urls)
+        model = msgspec.structs.replace(settings.models[MODEL], pools=pools)
+        settings = msgspec.structs.replace(settings, models={MODEL: model})
         made.append(Pipeline(tmp_path, settings))
         return made[-1]
 

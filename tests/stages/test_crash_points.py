@@ -1,0 +1,178 @@
+"""A process dies between two numbered steps of its stage; started again, it leaves no trace in the result."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+
+import pytest
+
+from schemas.batches import Status
+from schemas.settings import Limits
+from streams.core.lifecycle import terminal_status
+from tests.stages.conftest import LIMITS, MakePipeline
+from tests.support.check import check_batch, check_ledger
+from tests.support.pipeline import Pipeline, record
+from tests.support.simulator import Simulator
+from tests.support.until import until
+from tests.support.warehouse import EmbeddedWarehouse
+
+RECORDS = 300
+ROLES = ("dispatch", "settle", "sink", "meter")
+POINTS = [
+    "dispatch.calling:40",
+    "dispatch.called:40",
+    "dispatch.acknowledged:40",
+    "settle.effects:1",
+    "settle.effects:2",
+    "settle.settled:1",
+    "settle.ledger:1",
+    "settle.committed:1",
+    "sink.segment:1",
+    "sink.files:1",
+    "sink.ended:1",
+    "meter.inserted:1",
+]
+
+
+def wait_for_end(stages: Pipeline, role: str) -> None:
+    """Until the role has died as by SIGKILL."""
+    child: subprocess.Popen[bytes] = stages.children[role]
+    until(
+        lambda: child.poll() is not None, 60, lambda: f"{role} did not pass its point:\n{stages.tail(role)}"
+    )
+    assert child.returncode == -signal.SIGKILL, stages.tail(role)
+    del stages.children[role]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_death_between_two_steps(
+    pipeline: MakePipeline, simulator: Simulator, tables: EmbeddedWarehouse, point: str
+) -> None:
+    stages = pipeline()
+    simulator.control(latency_ms=2)
+    before = simulator.calls()["count"]
+    role = point.partition(".")[0]
+    stages.start("intake", *(other for other in ROLES if other != role))
+    stages.start(role, OPENRELAY_CRASH_AT=point)
+    batch = stages.create(record(f"r{i}", f"usage:{i % 9}/{i % 5} crash {point}") for i in range(RECORDS))
+    wait_for_end(stages, role)
+    stages.start(role)
+    state = stages.wait_ended(batch)
+    output, error = stages.lines(batch, "output"), stages.lines(batch, "error")
+    check_batch(state, [f"r{i}" for i in range(RECORDS)], output, error)
+    assert not error
+    client = tables.client()
+    until(
+        lambda: (
+            client.query(f"SELECT count() FROM billing.usage WHERE batch_id = '{batch}'").first_row[0]
+            >= RECORDS
+        ),
+        60,
+        lambda: f"rows are missing\n{stages.tail('meter')}",
+    )
+    check_ledger(client, state)
+    assert not client.query("SELECT * FROM billing.conflicting_duplicates").result_rows
+    client.close()
+    repeated = simulator.calls()["count"] - before - RECORDS
+    if role == "dispatch":
+        assert repeated <= stages.settings.models["openrelay/test"].pools[0].max_concurrency
+    else:
+        assert repeated == 0
+
+
+def test_a_record_that_kills_its_dispatcher_three_times_is_given_up(pipeline: MakePipeline) -> None:
+    """Its neighbours finish, and nobody else is given up."""
+    stages = pipeline()
+    stages.start("intake", "settle", "sink")
+    names = [f"r{i}" for i in range(200)]
+    names[77] = "poison"
+    batch = stages.create(record(name, "ok") for name in names)
+    for _ in range(3):
+        stages.start("dispatch", OPENRELAY_CRASH_AT="dispatch.calling@poison")
+        wait_for_end(stages, "dispatch")
+    stages.start("dispatch", OPENRELAY_CRASH_AT="dispatch.calling@poison")
+    state = stages.wait_ended(batch)
+    output, error = stages.lines(batch, "output"), stages.lines(batch, "error")
+    check_batch(state, names, output, error)
+    assert [(line["custom_id"], line["error"]["code"]) for line in error] == [("poison", "processing_failed")]
+    assert terminal_status(state) is Status.COMPLETED
+
+
+def test_a_rolling_restart_repeats_no_call(pipeline: MakePipeline, simulator: Simulator) -> None:
+    stages = pipeline()
+    simulator.control(latency_ms=200)
+    before = simulator.calls()["count"]
+    stages.start("intake", "dispatch", "dispatch-2", "settle", "sink")
+    batch = stages.create(record(f"r{i}", f"ok rolling {i}") for i in range(2_000))
+    for name in ("dispatch", "dispatch-2"):
+        seen = simulator.calls()["count"]
+        until(lambda seen=seen: simulator.calls()["count"] > seen + 150, 60, "no calls")  # type: ignore[misc]
+        assert stages.stop(name) == 0
+        stages.start(name)
+    state = stages.wait_ended(batch)
+    check_batch(state, [f"r{i}" for i in range(2_000)], stages.lines(batch, "output"), [])
+    assert simulator.calls()["count"] - before == 2_000
+
+
+def test_slots_of_all_dispatchers_stay_within_the_endpoints_limit(
+    pipeline: MakePipeline, simulator: Simulator
+) -> None:
+    stages = pipeline(slots=30)
+    simulator.control(latency_ms=50, reset=True)
+    stages.start("intake", "dispatch", "settle", "sink")
+    batch = stages.create(record(f"r{i}", f"ok slots {i}") for i in range(1_500))
+    stages.start("dispatch-2")
+    stages.wait_ended(batch)
+    assert 20 <= simulator.stats()["peak_open"] <= 30
+
+
+def test_a_server_that_dies_under_its_calls_loses_them_to_another(
+    pipeline: MakePipeline, simulator: Simulator, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    dying = Simulator(tmp_path_factory.mktemp("dying"), "--latency-ms", "60000")
+    dying.start()
+    try:
+        stages = pipeline(LIMITS, more_pools=[dying.url])
+        stages.start("intake", "dispatch", "settle", "sink")
+        batch = stages.create(record(f"r{i}", f"ok dying {i}") for i in range(60))
+        until(lambda: dying.stats()["running"] > 10, 30, "the other server got no calls")
+        dying.kill()
+        state = stages.wait_ended(batch)
+        check_batch(state, [f"r{i}" for i in range(60)], stages.lines(batch, "output"), [])
+    finally:
+        dying.stop()
+
+
+def test_sick_health_takes_the_calls_away(
+    pipeline: MakePipeline, simulator: Simulator, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """It still holds its connections, but says that it is not healthy."""
+    sick = Simulator(tmp_path_factory.mktemp("sick"), "--latency-ms", "600000")
+    sick.start()
+    try:
+        stages = pipeline(LIMITS, more_pools=[sick.url])
+        stages.start("intake", "dispatch", "settle", "sink")
+        batch = stages.create(record(f"r{i}", f"ok sick {i}") for i in range(60))
+        until(lambda: sick.stats()["running"] > 10, 30, "the other server got no calls")
+        sick.control(healthy=False)
+        state = stages.wait_ended(batch)
+        check_batch(state, [f"r{i}" for i in range(60)], stages.lines(batch, "output"), [])
+    finally:
+        sick.stop()
+
+
+def test_a_pool_that_cannot_be_reached_keeps_records_waiting(
+    pipeline: MakePipeline, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    late = Simulator(tmp_path_factory.mktemp("late"))
+    stages = pipeline(Limits(max_attempts=2, retry_backoff_s=0.05), pool_url=late.url)
+    stages.start("intake", "dispatch", "settle", "sink")
+    batch = stages.create(record(f"r{i}", f"ok late {i}") for i in range(50))
+    until(lambda: "endpoint out" in stages.tail("dispatch"), 30, lambda: stages.tail("dispatch"))
+    late.start()
+    try:
+        state = stages.wait_ended(batch)
+        check_batch(state, [f"r{i}" for i in range(50)], stages.lines(batch, "output"), [])
+    finally:
+        late.stop()
