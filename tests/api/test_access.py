@@ -77,12 +77,21 @@ def test_unknown_paths(client: httpx.Client, path: str) -> None:
         assert error(answer)["code"] == "not_found"
 
 
-def test_other_methods(client: httpx.Client) -> None:
-    for method, path in (("DELETE", "/v1/batches"), ("PUT", "/v1/files"), ("PATCH", "/v1/files/x")):
-        answer = client.request(method, path)
-        assert answer.status_code == 405
-        assert answer.headers["allow"]
-        assert error(answer)["type"] == "invalid_request_error"
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("DELETE", "/v1/batches", {"GET", "HEAD", "POST"}),
+        ("PUT", "/v1/files", {"GET", "HEAD", "POST"}),
+        ("PATCH", "/v1/files/x", {"GET", "HEAD", "DELETE"}),
+        ("GET", "/v1/batches/x/cancel", {"POST"}),
+        ("OPTIONS", "/v1/models", {"GET", "HEAD"}),
+    ],
+)
+def test_other_methods(client: httpx.Client, method: str, path: str, allowed: set[str]) -> None:
+    answer = client.request(method, path)
+    assert answer.status_code == 405
+    assert set(answer.headers["allow"].split(", ")) == allowed
+    assert error(answer)["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize("accept", ["text/html", "application/xml", "*/*", "nonsense"])
