@@ -73,10 +73,10 @@ class WorkflowReport(msgspec.Struct, frozen=True):
     usage: BatchUsage
 
 
-class WorkflowOutput(msgspec.Struct, frozen=True):
+class WorkflowOutput(msgspec.Struct, frozen=True, kw_only=True):
     """The body of a workflow record's output line."""
 
+    object: Literal["workflow.result"] = "workflow.result"
     model: str
     output: Raw
     openrelay: WorkflowReport
-    object: Literal["workflow.result"] = "workflow.result"

@@ -161,7 +161,7 @@ class Workflow:
 
     def output(self, output: bytes, price: Price) -> bytes:
         """The body of the output line."""
-        return _encode(WorkflowOutput(self._model, Raw(output), self.report(price)))
+        return _encode(WorkflowOutput(model=self._model, output=Raw(output), openrelay=self.report(price)))
 
     def _request(self, request_id: str, body: bytes) -> Request:
         found = parse(body)

@@ -39,6 +39,7 @@ from schemas.lines import InputLine, LineError, LineResponse, ResultLine
 from schemas.money import Price, Usage, UsageTotals
 from schemas.records import (
     Answered,
+    Billed,
     Closed,
     DoneSet,
     Failed,
@@ -49,10 +50,26 @@ from schemas.records import (
     Remainder,
     Request,
     Result,
+    Step,
     UsageChunk,
     UsageRow,
 )
 from schemas.records import ResultLine as ResultMessage
+from schemas.tools import ExecuteAnswer, ExecuteRequest, ToolResult
+from schemas.workflows import (
+    CallbackAnswer,
+    CallbackRequest,
+    CompletedAnswer,
+    ContinueAnswer,
+    ErrorPart,
+    FailedAnswer,
+    RequestResult,
+    ResponsePart,
+    StepRequest,
+    WorkflowError,
+    WorkflowOutput,
+    WorkflowReport,
+)
 
 BATCH = BatchId("batch_00112233445566778899aabbccddeeff")
 FILE = FileId("file-00112233445566778899aabbccddeeff")
@@ -175,6 +192,19 @@ EXAMPLES: dict[str, tuple[Any, Any]] = {
             batch=BATCH, index=1, custom_id="r1", origin=(5, 4), code="request_time_limit", message="too long"
         ),
     ),
+    "results.step": (
+        Result,
+        Step(
+            batch=BATCH,
+            index=2,
+            custom_id="r2",
+            origin=(5, 5),
+            step=1,
+            requests=2,
+            billed=[Billed(0, "a", Usage(17, 29, 2, 4)), Billed(0, "b", None, "usage missing")],
+            body=msgspec.Raw(b"[]"),
+        ),
+    ),
     "results.closed": (Result, Closed(batch=BATCH, partition=5, reason="cancelled")),
     "outputs": (ResultMessage, Line(batch=BATCH, index=0, line=msgspec.Raw(msgspec.json.encode(LINE)))),
     "errors.remainder": (
@@ -286,6 +316,47 @@ EXAMPLES: dict[str, tuple[Any, Any]] = {
     "file.presigned": (
         Presigned,
         Presigned(file_id=FILE, put_url="https://example.com/put", expires_at=1_795_972_501),
+    ),
+    "tools.request": (
+        ExecuteRequest,
+        ExecuteRequest(
+            "r0",
+            msgspec.Raw(b'{"contract":"c-7"}'),
+            msgspec.Raw(
+                b'[{"id":"call_1","type":"function","function":{"name":"lookup","arguments":"{\\"city\\":\\"Rome\\"}"}}]'
+            ),
+        ),
+    ),
+    "tools.answer": (ExecuteAnswer, ExecuteAnswer([ToolResult("call_1", "18 degrees")])),
+    "workflow.request": (
+        CallbackRequest,
+        CallbackRequest(
+            "r0",
+            msgspec.Raw(b"null"),
+            1,
+            msgspec.Raw(
+                msgspec.json.encode(
+                    [
+                        RequestResult("a", "succeeded", ResponsePart(200, msgspec.Raw(b"{}")), None),
+                        RequestResult("b", "failed", None, ErrorPart("request_time_limit", "too long")),
+                    ]
+                )
+            ),
+        ),
+    ),
+    "workflow.continue": (
+        CallbackAnswer,
+        ContinueAnswer([StepRequest("a", msgspec.Raw(b'{"messages":[]}'))]),
+    ),
+    "workflow.completed": (CallbackAnswer, CompletedAnswer(msgspec.Raw(b'{"pages":3}'))),
+    "workflow.failed": (CallbackAnswer, FailedAnswer(WorkflowError("no pages", "empty"))),
+    "workflow.output": (
+        WorkflowOutput,
+        WorkflowOutput(
+            model="openrelay/gpt-oss-120b",
+            output=msgspec.Raw(b'{"pages":3}'),
+            openrelay=WorkflowReport(2, 3, BatchUsage(input_tokens=34, output_tokens=58, total_tokens=92)),
+        ),
     ),
     "error": (ErrorBody, ErrorBody(ErrorDetail("no such batch", "invalid_request_error", "not_found", None))),
 }
