@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streams.core import answers
+from streams.core.judge import (
+    Again,
+    Broken,
+    CodedFailure,
+    HttpFailure,
+    Judgement,
+    Outcome,
+    Reply,
+    Server,
+    Succeeded,
+    TimedOut,
+    Unreachable,
+    judge,
+)
+from streams.core.limits import Limit
+
+CHAT = "/v1/chat/completions"
+GOOD = json.dumps(
+    {"choices": [{"message": {"content": "x"}}], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
+)
+
+
+def decide(outcome: Outcome, attempts: int = 0, key_accepted: bool = False) -> Judgement:
+    return judge(
+        outcome,
+        endpoint=CHAT,
+        attempts=attempts,
+        max_attempts=5,
+        backoff_s=1.0,
+        jitter=0.5,
+        key_accepted=key_accepted,
+    )
+
+
+def reply(status: int, body: str = "", retry_after_s: float | None = None) -> Reply:
+    return Reply(status, body.encode(), None, retry_after_s)
+
+
+@pytest.mark.parametrize("status", [400, 404, 409, 413, 422])
+def test_the_callers_mistake_ends_the_record_at_once(status: int) -> None:
+    server, record = decide(reply(status, "{}"))
+    assert (server, type(record)) == (Server.GOOD, HttpFailure)
+
+
+@pytest.mark.parametrize("status", [500, 502, 504, 408, 301, 307])
+def test_the_servers_failure_uses_up_attempts_and_then_shows_itself(status: int) -> None:
+    assert decide(reply(status)).record == Again(0.75, attempt=True)
+    last = decide(reply(status), attempts=4)
+    assert last.record == HttpFailure(reply(status))
+
+
+def test_waits_double_up_to_a_minute() -> None:
+    waits = []
+    for attempts in range(4):
+        record = decide(Broken("reset"), attempts).record
+        assert isinstance(record, Again)
+        waits.append(record.wait_s)
+    assert waits == [0.75, 1.5, 3.0, 6.0]
+
+
+def test_no_answer_to_the_end_is_unavailable() -> None:
+    record = decide(Broken("reset"), attempts=4).record
+    assert isinstance(record, CodedFailure)
+    assert record.code == "model_unavailable"
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_overload_waits_as_long_as_asked_and_is_no_attempt(status: int) -> None:
+    server, record = decide(reply(status, retry_after_s=7.0), attempts=4)
+    assert (server, record) == (Server.OVERLOADED, Again(7.0, attempt=False))
+
+
+def test_what_is_ours_to_fix_is_not_the_customers_failure() -> None:
+    unknown = json.dumps({"error": {"message": "The model `x` does not exist", "code": "model_not_found"}})
+    for outcome in (reply(401), reply(403), reply(404, unknown)):
+        assert decide(outcome) == (Server.MISCONFIGURED, Again(0.0, attempt=False))
+
+
+def test_a_403_is_the_records_own_when_our_key_is_taken_elsewhere() -> None:
+    assert decide(reply(403), key_accepted=True) == (Server.GOOD, HttpFailure(reply(403)))
+
+
+def test_an_endpoint_that_cannot_be_reached_is_no_attempt() -> None:
+    assert decide(Unreachable("refused"), attempts=4) == (Server.OUT, Again(0.0, attempt=False))
+
+
+def test_the_time_limit_is_final() -> None:
+    record = decide(TimedOut()).record
+    assert isinstance(record, CodedFailure)
+    assert record.code == "request_time_limit"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "",
+        "<html>",
+        "{}",
+        '{"choices": []}',
+        '{"choices": [{"message": null}]}',
+        '{"choices": [1]}',
+        "[]",
+        '{"choices": {}}',
+        GOOD[:-4],
+        '{"choices": ' + "[" * 100_000,
+    ],
+)
+def test_unusable_answers_are_failed_attempts(body: str) -> None:
+    assert isinstance(decide(reply(200, body)).record, Again)
+    record = decide(reply(200, body), attempts=4).record
+    assert isinstance(record, CodedFailure)
+    assert record.code == "invalid_model_response"
+
+
+def test_a_good_answer() -> None:
+    server, record = decide(reply(200, GOOD))
+    assert server is Server.GOOD
+    assert isinstance(record, Succeeded)
+    assert record.answer.usage is not None
+    assert (record.answer.usage.input, record.answer.usage.output) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        None,
+        [],
+        {},
+        {"prompt_tokens": 1},
+        {"prompt_tokens": -1, "completion_tokens": 1},
+        {"prompt_tokens": "1", "completion_tokens": 1},
+        {"prompt_tokens": 1.0, "completion_tokens": 1},
+        {"prompt_tokens": 1e30, "completion_tokens": 1},
+        {"prompt_tokens": True, "completion_tokens": 1},
+        {"prompt_tokens": (1 << 40) + 1, "completion_tokens": 1},
+        {"prompt_tokens": 1, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 2}},
+    ],
+)
+def test_unusable_usage_bills_nothing_and_says_why(usage: object) -> None:
+    found, why = answers.usage_of(usage)
+    assert found is None
+    assert why
+
+
+def test_a_wrong_total_does_not_matter() -> None:
+    found, _ = answers.usage_of(
+        {
+            "prompt_tokens": 5,
+            "completion_tokens": 6,
+            "total_tokens": 99,
+            "prompt_tokens_details": {"cached_tokens": None},
+        }
+    )
+    assert found is not None
+    assert (found.input, found.output, found.cached) == (5, 6, 0)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda x: st.lists(x) | st.dictionaries(st.text(), x),
+)
+
+
+@given(json_values, st.integers(1, 4))
+def test_compact_json_is_the_same_json_on_one_line(value: object, indent: int) -> None:
+    body = json.dumps(value, indent=indent, ensure_ascii=False).encode(errors="surrogatepass")
+    compact = answers.compact(body)
+    assert b"\n" not in compact
+    assert json.loads(compact.decode(errors="surrogatepass")) == value
+
+
+def test_error_bodies() -> None:
+    assert answers.error_body(b"") == b"null"
+    assert answers.error_body(b'{"error": 1}') == b'{"error": 1}'
+    assert answers.error_body(b"<html>\xff") == json.dumps("<html>\ufffd", ensure_ascii=False).encode()
+    assert len(answers.error_body(b"x" * 1_000_000)) == 64 * 1024 + 2
+
+
+def test_one_decrease_a_cohort_and_a_slow_increase() -> None:
+    limit = Limit(100)
+    assert limit.value == 100
+    for _ in range(50):
+        limit.overloaded(sent_at=1.0, now=2.0)
+    assert limit.value == 70
+    limit.overloaded(sent_at=2.5, now=3.0)
+    assert limit.value == 49
+    for _ in range(49):
+        limit.good(in_flight=49)
+    assert 49 <= limit.value <= 50
+    for _ in range(10_000):
+        limit.good(in_flight=100)
+    assert limit.value == 100
+    limit.resize(10)
+    assert limit.value == 10
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["good", "over", "restart", "double"]), st.integers(0, 99)), max_size=200
+    )
+)
+def test_the_limit_stays_between_one_and_its_maximum(events: list[tuple[str, int]]) -> None:
+    limit = Limit(40)
+    for now, (event, number) in enumerate(events):
+        match event:
+            case "good":
+                limit.good(number)
+            case "over":
+                limit.overloaded(float(number), float(now))
+            case "restart":
+                limit.restart(1)
+            case _:
+                limit.double()
+        assert 1 <= limit.value <= 40

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.ids import BatchId
+from schemas.records import DoneSet
+from streams.core import bitmap
+from streams.core.extents import Positions, Run, RunBuilder, runnable, share, stripes
+from streams.core.lanes import RESERVE, Lane
+
+BATCH = BatchId("batch_x")
+
+
+def lane(runs: list[Run], restored: DoneSet | None = None) -> Lane:
+    return Lane(BATCH, "attempt", "requests.x", 0, runs, restored)
+
+
+def read_all(one: Lane, most: int = 7) -> list[int]:
+    seen = []
+    while (span := one.next_read(most)) is not None:
+        seen += [p for p in range(span[0], span[1] + 1) if not one.is_finished(p)]
+    return seen
+
+
+runs_of = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 5)), min_size=1, max_size=8).map(
+    lambda pairs: _runs(pairs)
+)
+
+
+def _runs(pairs: list[tuple[int, int]]) -> list[Run]:
+    """Runs of the given lengths behind the given gaps."""
+    runs, offset = [], 0
+    for length, gap in pairs:
+        offset += gap
+        runs.append((offset, offset + length - 1))
+        offset += length
+    return runs
+
+
+@given(runs_of)
+def test_positions_and_offsets_are_inverse(runs: list[Run]) -> None:
+    positions = Positions(runs)
+    offsets = [o for first, last in runs for o in range(first, last + 1)]
+    assert [positions.offset(p) for p in range(positions.count)] == offsets
+    inside = set(offsets)
+    for offset in range(runs[-1][1] + 3):
+        found = positions.position(offset)
+        assert (found is not None) == (offset in inside)
+        if found is not None:
+            assert positions.offset(found) == offset
+
+
+@given(runs_of)
+def test_a_builder_gives_the_runs_back(runs: list[Run]) -> None:
+    builder = RunBuilder()
+    for first, last in runs:
+        for offset in range(first, last + 1):
+            builder.add(3, offset)
+    assert builder.build() == {3: runs}
+
+
+@given(runs_of, st.integers(1, 10))
+def test_every_position_is_read_once_and_never_across_a_gap(runs: list[Run], most: int) -> None:
+    one = lane(runs)
+    seen = []
+    while (span := one.next_read(most)) is not None:
+        first, last = span
+        assert last - first < most
+        assert one.positions.offset(last) - one.positions.offset(first) == last - first
+        seen += range(first, last + 1)
+    assert seen == list(range(one.positions.count))
+
+
+@given(runs_of, st.data())
+def test_a_restored_lane_reads_what_is_not_finished_suspects_first(
+    runs: list[Run], data: st.DataObject
+) -> None:
+    before = lane(runs)
+    count = before.positions.count
+    started = data.draw(st.integers(0, count))
+    finished = data.draw(st.sets(st.integers(0, max(0, started - 1)))) if started else set()
+    for position in range(started):
+        before.reserve(position)
+        before.start(position)
+    for position in finished:
+        before.finish(position, 10)
+    after = lane(runs, before.done_set(clean=False))
+    seen = read_all(after)
+    assert sorted(seen) == [p for p in range(count) if p not in finished]
+    suspects = [p for p in range(before.started_upto) if p not in finished]
+    assert seen[: len(suspects)] == suspects
+    assert after.crashes == (1 if suspects else 0)
+
+
+def test_reservations_come_early_and_cover_many() -> None:
+    one = lane([(0, 999)])
+    writes = sum(one.reserve(position) for position in range(1000))
+    assert one.started_upto == 1000
+    assert writes <= 2 * 1000 // RESERVE + 1
+
+
+def test_a_clean_hand_over_is_no_crash() -> None:
+    one = lane([(0, 99)])
+    one.reserve(0)
+    one.start(0)
+    one.abandon(0)
+    assert lane([(0, 99)], one.done_set(clean=True)).crashes == 0
+
+
+def test_two_crashes_make_careful_and_a_third_gives_the_named_one_up() -> None:
+    runs = [(0, 99)]
+    one = lane(runs)
+    one.reserve(5)
+    one.start(5)
+    second = lane(runs, one.done_set(clean=False))
+    assert (second.crashes, second.careful) == (1, False)
+    third = lane(runs, second.done_set(clean=False))
+    assert (third.crashes, third.careful) == (2, True)
+    third.probing = 5
+    fourth = lane(runs, third.done_set(clean=False))
+    assert fourth.given_up == 5
+    for position in list(fourth.suspects):
+        fourth.next_read(1)
+        fourth.finish(position, 1)
+    assert (fourth.crashes, fourth.careful) == (0, False)
+
+
+def test_a_lane_that_comes_back_takes_over_what_somebody_else_finished() -> None:
+    runs = [(0, 99)]
+    mine, other = lane(runs), lane(runs)
+    for position in range(10):
+        mine.reserve(position)
+    mine.next_read(10)
+    mine.finish(3, 1)
+    for position in range(60):
+        other.reserve(position)
+        other.finish(position, 9)
+    mine.absorb(other.done_set(clean=True))
+    left = read_all(mine)
+    assert set(left) == set(range(60, 100))
+
+
+@given(st.integers(0, 500), st.integers(1, 24), st.data())
+def test_shares_add_up_to_the_maximum(maximum: int, partitions: int, data: st.DataObject) -> None:
+    owners = [data.draw(st.integers(0, 3)) for _ in range(partitions)]
+    shares = [share(maximum, {p for p in range(partitions) if owners[p] == o}, partitions) for o in range(4)]
+    assert sum(shares) == maximum
+    assert all(share(maximum, {p}, partitions) for p in runnable(maximum, partitions)) or maximum == 0
+
+
+@given(st.integers(1, 50_000), st.integers(1, 16), st.integers(0, 15))
+def test_small_batches_touch_few_partitions(records: int, partitions: int, first: int) -> None:
+    chosen = stripes(records, list(range(partitions)), first)
+    assert len(chosen) == len(set(chosen)) == min(partitions, -(-records // 16))
+
+
+@given(st.sets(st.integers(0, 200)), st.integers(0, 210), st.integers(0, 210))
+def test_unset_bits(bits: set[int], size: int, start: int) -> None:
+    made = bitmap.empty(201)
+    for bit in bits:
+        bitmap.set_bit(made, bit)
+    assert list(bitmap.unset(made, size, start)) == [b for b in range(start, size) if b not in bits]
+    assert bitmap.count(made) == len(bits)
+    assert bitmap.first_unset(made, size) == next((b for b in range(size) if b not in bits), size)
