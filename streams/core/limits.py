@@ -3,11 +3,24 @@
 The limit starts at the configured maximum, because idle GPUs cost more than a few refused calls, is cut once
 per cohort of calls in flight when the server is overloaded, and grows by one for every limit's worth of good
 answers while it is in use.
+
+A server that tells its load is believed: the limit is set so that a short queue stands at the server, enough
+to keep it busy from one answer to the next call, and no more.
 """
 
 from __future__ import annotations
 
+from streams.core.load import Load
+
 DECREASE = 0.7
+QUEUE_SHARE = 0.1
+"""Of the requests a server runs, this many more may wait there, and at least `QUEUE_LEAST`."""
+
+QUEUE_LEAST = 2
+GROWTH = 1.25
+"""Of the limit from one look at the load to the next, while nothing waits there and the limit is in use."""
+
+CACHE_FULL = 0.95
 
 
 class Limit:
@@ -38,6 +51,17 @@ class Limit:
         if sent_at >= self._cut_at:
             self._limit = max(1.0, self._limit * DECREASE)
             self._cut_at = now
+
+    def observe(self, load: Load, before: Load | None, in_flight: int) -> None:
+        """The server told its load, and `before` that the time before."""
+        queue = max(QUEUE_LEAST, round(load.running * QUEUE_SHARE))
+        preempted = before is not None and load.preemptions > before.preemptions
+        if load.waiting > queue:
+            self._limit = max(1.0, self._limit * (load.running + queue) / (load.running + load.waiting))
+        elif preempted:
+            self._limit = max(1.0, self._limit * DECREASE)
+        elif not load.waiting and load.cache < CACHE_FULL and in_flight >= self._limit * 0.9:
+            self._limit = min(float(self.maximum), self._limit * GROWTH + 1)
 
     def restart(self, slots: int) -> None:
         """A server that comes back after being out begins with few calls."""

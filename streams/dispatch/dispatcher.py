@@ -129,6 +129,7 @@ class Dispatcher:
         housekeeping = [
             asyncio.create_task(self._tick()),
             asyncio.create_task(health.watch(self._pools, self._client)),
+            asyncio.create_task(health.fit(self._pools, self._client)),
         ]
         ready()
         stop = asyncio.create_task(stopping.wait())

@@ -1,4 +1,7 @@
-"""Watching the endpoints that have calls: one whose health is gone loses them to the others."""
+"""Watching the endpoints that have calls.
+
+One whose health is gone loses its calls to the others; one that tells its load gets a limit that fits it.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,42 @@ from collections.abc import Mapping
 
 import structlog
 
+from streams.core.load import Load
 from streams.pools.endpoint import Endpoint
 from streams.pools.openai import OpenAIClient
 from streams.pools.pool import ModelPool
 
 EVERY_S = 2.0
+SELDOM_S = 60.0
 SICK_AFTER = 3
 """Checks in a row that fail before an endpoint's calls are given up."""
 
 log = structlog.get_logger("openrelay.dispatch")
+
+
+async def fit(pools: Mapping[str, ModelPool], client: OpenAIClient) -> None:
+    """Runs until cancelled. A server without metrics is asked seldom."""
+    before: dict[Endpoint, Load | None] = {}
+    asked_at: dict[Endpoint, float] = {}
+    loop = asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(EVERY_S)
+        now = loop.time()
+        due = [
+            endpoint
+            for endpoint in _busy(pools)
+            if before.get(endpoint) is not None or now - asked_at.get(endpoint, -SELDOM_S) >= SELDOM_S
+        ]
+        loads = await asyncio.gather(*(client.load(endpoint) for endpoint in due))
+        for endpoint, load in zip(due, loads, strict=True):
+            asked_at[endpoint] = now
+            if load is not None:
+                endpoint.limit.observe(load, before.get(endpoint), endpoint.in_flight)
+            before[endpoint] = load
+
+
+def _busy(pools: Mapping[str, ModelPool]) -> list[Endpoint]:
+    return [endpoint for pool in pools.values() for endpoint in pool.endpoints if endpoint.in_flight]
 
 
 async def watch(pools: Mapping[str, ModelPool], client: OpenAIClient) -> None:
@@ -23,7 +53,7 @@ async def watch(pools: Mapping[str, ModelPool], client: OpenAIClient) -> None:
     sick: dict[Endpoint, int] = {}
     while True:
         await asyncio.sleep(EVERY_S)
-        busy = [endpoint for pool in pools.values() for endpoint in pool.endpoints if endpoint.in_flight]
+        busy = _busy(pools)
         answers = await asyncio.gather(*(client.healthy(endpoint) for endpoint in busy))
         sick = {
             endpoint: 0 if healthy else sick.get(endpoint, 0) + 1

@@ -13,11 +13,13 @@ from typing import Any
 import aiohttp
 
 from streams.core.judge import Broken, Outcome, Reply, TimedOut, Unreachable
+from streams.core.load import Load, parse
 from streams.pools.endpoint import Endpoint
 
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
 CONNECT_TIMEOUT_S = 10.0
 PROBE_TIMEOUT_S = 5.0
+MAX_METRICS_BYTES = 4 * 1024 * 1024
 KEEP_ALIVE_S = 3.0
 """Shorter than servers keep idle connections (uvicorn 5 s), so that we do not send into one just closed."""
 
@@ -90,6 +92,23 @@ class OpenAIClient:
         root = endpoint.base_url.removesuffix("/v1")
         status = await self._probe(f"{root}/health", endpoint)
         return status is not None and status < 500
+
+    async def load(self, endpoint: Endpoint) -> Load | None:
+        """What the server's `/metrics` says of its load; None when it has none we know."""
+        root = endpoint.base_url.removesuffix("/v1")
+        try:
+            async with (
+                asyncio.timeout(PROBE_TIMEOUT_S),
+                self._session.get(
+                    f"{root}/metrics", headers=endpoint.headers, allow_redirects=False
+                ) as response,
+            ):
+                if response.status != 200:
+                    return None
+                text = await response.content.read(MAX_METRICS_BYTES)
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            return None
+        return parse(text.decode("utf-8", errors="replace"))
 
     async def key_accepted(self, endpoint: Endpoint) -> bool:
         """Whether the server takes our key for its list of models."""

@@ -176,3 +176,22 @@ def test_a_pool_that_cannot_be_reached_keeps_records_waiting(
         check_batch(state, [f"r{i}" for i in range(50)], stages.lines(batch, "output"), [])
     finally:
         late.stop()
+
+
+def test_a_server_that_tells_its_queue_is_not_drowned(
+    pipeline: MakePipeline, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """It runs 10 calls at once; of the 200 allowed, no more than a short queue stays there."""
+    small = Simulator(tmp_path_factory.mktemp("small"), "--latency-ms", "100", "--concurrency", "10")
+    small.start()
+    try:
+        stages = pipeline(slots=200, pool_url=small.url)
+        stages.start("intake", "dispatch", "settle", "sink")
+        batch = stages.create(record(f"r{i}", f"ok small {i}") for i in range(900))
+        until(lambda: small.stats()["running"] + small.stats()["waiting"] > 150, 30, "it was never drowned")
+        until(lambda: 0 < small.stats()["waiting"] <= 5, 30, "its queue never got short")
+        small.control(reset=True)
+        stages.wait_ended(batch)
+        assert small.stats()["peak_open"] <= 20
+    finally:
+        small.stop()

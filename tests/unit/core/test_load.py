@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from streams.core.limits import Limit
+from streams.core.load import Load, parse
+
+EXPOSITION = """\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="a"} 12.0
+vllm:num_requests_running{engine="1",model_name="a"} 3.0
+vllm:num_requests_waiting{engine="0",model_name="a"} 40.0
+vllm:kv_cache_usage_perc{engine="0",model_name="a"} 0.25
+vllm:kv_cache_usage_perc{engine="1",model_name="a"} 0.75
+vllm:num_preemptions_total{engine="0",model_name="a"} 2.0
+vllm:num_preemptions_created{engine="0",model_name="a"} 1.7e+09
+python_gc_objects_collected_total{generation="0"} 1.0
+"""
+
+
+def test_engines_add_up() -> None:
+    assert parse(EXPOSITION) == Load(running=15, waiting=40, cache=0.75, preemptions=2)
+
+
+def test_other_servers_have_no_load() -> None:
+    assert parse("up 1\nprocess_open_fds 7\n") is None
+    assert parse("") is None
+
+
+def test_a_queue_at_the_server_shortens_the_limit_at_once() -> None:
+    limit = Limit(100)
+    limit.observe(Load(running=20, waiting=80, cache=0.5, preemptions=0), None, 100)
+    assert limit.value == 22
+    limit.observe(Load(running=20, waiting=2, cache=0.5, preemptions=0), None, 22)
+    assert limit.value == 22
+
+
+def test_an_empty_queue_lets_it_grow_to_its_maximum() -> None:
+    limit = Limit(100)
+    limit.restart(10)
+    idle = Load(running=10, waiting=0, cache=0.2, preemptions=0)
+    limit.observe(idle, None, 2)
+    assert limit.value == 10, "not while it is not used"
+    for _ in range(20):
+        limit.observe(idle, idle, limit.value)
+    assert limit.value == 100
+
+
+def test_preemptions_and_a_full_cache_stop_growth() -> None:
+    limit = Limit(100)
+    before = Load(running=50, waiting=0, cache=0.5, preemptions=1)
+    limit.observe(before._replace(preemptions=2), before, 100)
+    assert limit.value == 70
+    limit.observe(before._replace(cache=0.99), before, 70)
+    assert limit.value == 70
