@@ -76,6 +76,8 @@ class Limits(Strict, frozen=True, kw_only=True):
     max_waiting_records: int = 5_000_000
     """Per organization: accepted records of batches that have not ended."""
     max_concurrent_uploads: int = 32
+    stuck_after_s: float = 600
+    """A record that is neither settled nor in flight for this long is reported as stuck."""
 
 
 class Egress(Strict, frozen=True, kw_only=True):

@@ -6,11 +6,26 @@ import msgspec
 
 from schemas import topics
 from schemas.settings import Settings
-from streams.kafka.admin import Admin, TopicPartition
+from streams.kafka.admin import Admin
+
+
+class PartitionLag(msgspec.Struct, frozen=True):
+    """Records of one partition that one consumer group has not finished.
+
+    `committed` is where the group goes on, -1 when it has committed nothing: then it is behind by all that
+    the partition still has.
+    """
+
+    group: str
+    topic: str
+    partition: int
+    committed: int
+    end: int
+    lag: int
 
 
 class Lag(msgspec.Struct, frozen=True):
-    """Records of one topic that one consumer group has not finished."""
+    """The same for a whole topic."""
 
     group: str
     topic: str
@@ -24,25 +39,38 @@ def groups(settings: Settings) -> dict[str, list[str]]:
         "dispatch": [topics.requests_name(model) for model in settings.models],
         "settle": [topics.RESULTS],
         "sink": [topics.OUTPUTS, topics.ERRORS],
-        "meter": [topics.USAGE],
+        "meter": [topics.USAGE, topics.BATCHES],
     }
 
 
-def lag(admin: Admin, settings: Settings) -> list[Lag]:
-    """Per group and topic: committed offsets first, then end offsets, so that it is never too small.
+def partition_lags(admin: Admin, settings: Settings) -> list[PartitionLag]:
+    """Committed offsets first, then end offsets, so that a lag is never too small.
 
-    A group that has committed nothing in a partition is behind by all that the partition still has.
     Blocks for a few round trips; raises KafkaFailed.
     """
     found = []
     for group, names in groups(settings).items():
         counts = admin.partitions(names)
-        partitions = [(name, number) for name, count in counts.items() for number in range(count)]
-        committed = admin.committed(group, partitions)
-        first = admin.first_offsets(partitions)
-        ends = admin.end_offsets(partitions)
-        for name, count in counts.items():
-            own: list[TopicPartition] = [(name, number) for number in range(count)]
-            behind = sum(ends[at] - max(committed.get(at, 0), first[at]) for at in own)
-            found.append(Lag(group, name, count, behind))
+        places = [(name, number) for name, count in counts.items() for number in range(count)]
+        committed = admin.committed(group, places)
+        first = admin.first_offsets(places)
+        ends = admin.end_offsets(places)
+        for place in places:
+            at = committed.get(place, -1)
+            found.append(PartitionLag(group, *place, at, ends[place], ends[place] - max(at, first[place])))
     return found
+
+
+def by_topic(lags: list[PartitionLag]) -> list[Lag]:
+    """Sums, in the same order."""
+    sums: dict[tuple[str, str], Lag] = {}
+    for each in lags:
+        key = (each.group, each.topic)
+        known = sums.get(key, Lag(*key, 0, 0))
+        sums[key] = Lag(*key, known.partitions + 1, known.lag + each.lag)
+    return list(sums.values())
+
+
+def lag(admin: Admin, settings: Settings) -> list[Lag]:
+    """Per group and topic. Blocks for a few round trips; raises KafkaFailed."""
+    return by_topic(partition_lags(admin, settings))

@@ -30,6 +30,8 @@ def add_to(app: App) -> None:
     keys.command(list_, name="list")
     keys.command(revoke)
     app.command(keys)
+    app.command(audit)
+    app.command(lag)
 
 
 def create(
@@ -99,16 +101,83 @@ def revoke(
     return 0
 
 
+def audit(
+    batch: Annotated[str, Parameter(help="A batch of any organization: batch_…")],
+    /,
+    *,
+    config: Config = None,
+    json: Json = False,
+) -> int:
+    """Prove that a finished batch is right; of a running one, tell where its records are.
+
+    A finished batch is good when each record of its input is in exactly one line of one file, in order and
+    under its own custom_id; files, counts and hashes are those that were published; and the usage of its
+    lines is that of the batch object and of ClickHouse. Exit status 1 when it is not, or
+    when records are stuck.
+    """
+    import msgspec
+
+    from services.cli.output import print_json
+    from services.operator.audit import audit as examine
+    from services.operator.place import settings_of
+    from services.operator.telling import lines
+
+    with _reported():
+        report = examine(settings_of(config), batch)
+    if json:
+        print_json(msgspec.to_builtins(report))
+    else:
+        print("\n".join(lines(report)))
+    return 0 if report.good else 1
+
+
+def lag(*, config: Config = None, json: Json = False) -> int:
+    """Show how far each consumer group is behind, partition by partition."""
+    import msgspec
+
+    from services.cli.output import print_json, print_table
+    from services.operator.place import settings_of
+    from services.operator.waiting import waiting
+
+    with _reported():
+        rows = waiting(settings_of(config))
+    if json:
+        print_json(msgspec.to_builtins(rows))
+        return 0
+    names = ["GROUP", "TOPIC", "PARTITION", "COMMITTED", "END", "LAG", "OLDEST WAITS"]
+    print_table(
+        names,
+        [
+            (
+                row.group,
+                row.topic,
+                row.partition,
+                "" if row.committed < 0 else row.committed,
+                row.end,
+                row.lag,
+                "" if row.oldest_s is None else f"{row.oldest_s:.1f} s",
+            )
+            for row in rows
+        ],
+    )
+    return 0
+
+
 @contextmanager
 def _reported() -> Iterator[None]:
     """What the operator can put right is said in one line."""
+    from clickhouse_connect.driver.exceptions import ClickHouseError
+
+    from services.operator.audit import NoSuchBatch
     from services.operator.keys import KeyRefused
     from streams.kafka.messages import KafkaFailed
 
     try:
         yield
-    except KeyRefused as error:
+    except (KeyRefused, NoSuchBatch) as error:
         raise CannotStart(str(error)) from error
+    except ClickHouseError as error:
+        raise CannotStart(f"ClickHouse: {str(error).splitlines()[0]}") from error
     except KafkaFailed as error:
         raise CannotStart(f"Kafka: {error}") from error
 

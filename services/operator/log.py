@@ -28,11 +28,12 @@ class Log:
     ) -> None:
         self._reader.close()
 
-    def partition(self, topic: str, partition: int, first: int = 0) -> list[Message]:
-        """Everything a partition holds now, from offset `first` on."""
+    def partition(self, topic: str, partition: int, first: int = 0, end: int | None = None) -> list[Message]:
+        """Everything a partition holds now, from offset `first` on and below `end`."""
         place = (topic, partition)
         start = max(first, self.admin.first_offsets([place])[place])
-        end = self.admin.end_offsets([place])[place]
+        if end is None:
+            end = self.admin.end_offsets([place])[place]
         return self._reader.read_to_end(topic, partition, start, end, READ_TIMEOUT_S)
 
     def one(self, topic: str, partition: int, offset: int) -> Message:
