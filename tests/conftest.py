@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.support.broker import EmbeddedBroker
 from tests.support.warehouse import EmbeddedWarehouse
+
+settings.register_profile("long", max_examples=100, stateful_step_count=30)  # for `make test-faults`
 
 
 @pytest.fixture(scope="session")

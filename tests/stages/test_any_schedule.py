@@ -34,7 +34,6 @@ from tests.support.warehouse import EmbeddedWarehouse
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600)]
 
 ROLES = ("dispatch", "dispatch-2", "settle", "settle-2", "sink", "meter")
-settings.register_profile("long", max_examples=100, stateful_step_count=30)
 roles = st.sampled_from(ROLES)
 
 
