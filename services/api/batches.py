@@ -13,12 +13,12 @@ from starlette.responses import Response
 from schemas import topics
 from schemas.batches import MAX_LISTED_ERRORS, Batch, BatchError, BatchErrors, BatchList
 from schemas.facts import Cancel, batch_key
-from schemas.ids import BatchId
+from schemas.ids import BatchId, FileId
 from schemas.records import Rejected
 from services.api import inline, orders, queries, refusals
 from services.api.checking import Open, Opened
 from services.api.claims import scope_of
-from services.api.creation import Creation
+from services.api.creation import Creation, Source
 from services.api.incoming import Spool, declared_length, pieces
 from services.api.parts import Parts
 from services.api.principals import Principal
@@ -55,7 +55,9 @@ class BatchRoutes:
             opened = await self._open(spool)
             order = orders.read(opened.fields, opened.items, limits.file_ttl_s)
             scope = scope_of(principal.organization, key, spool.sha256, _retries(request))
-            state = await self._creation.create(principal, order, scope, spool, opened.items)
+            file = None if order.input_file_id is None else FileId(order.input_file_id)
+            source = Source(file, spool, opened.items or [])
+            state = await self._creation.create(principal, order, scope, source)
         finally:
             spool.close()
         return _json(to_api(state, await self._errors(state, complete=True)))
