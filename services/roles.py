@@ -5,16 +5,22 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
+from collections.abc import Callable
 from typing import Any
 
+import structlog
 import uvloop
 
 from schemas.settings import Settings
 from services.process import signal_ready
+from services.settings import SettingsError
 from streams.blobs.stores import open_blobs
 
+log = structlog.get_logger("openrelay.roles")
 
-def dispatch(settings: Settings, slot: int) -> None:
+
+def dispatch(settings: Settings, slot: int, reread: Callable[[], Settings]) -> None:
+    """`reread` is called at SIGHUP, for endpoints that appear and vanish while calls run."""
     from streams.dispatch.dispatcher import Dispatcher
 
     async def main() -> None:
@@ -23,6 +29,14 @@ def dispatch(settings: Settings, slot: int) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopping.set)
         dispatcher = Dispatcher(settings, _instance("dispatch", slot), open_blobs(settings.storage))
+
+        def configure() -> None:
+            try:
+                dispatcher.configure(reread())
+            except SettingsError as error:
+                log.error("settings were not read again", error=str(error))
+
+        loop.add_signal_handler(signal.SIGHUP, configure)
         await dispatcher.run(stopping, signal_ready)
 
     uvloop.run(main())

@@ -67,7 +67,7 @@ def dispatch(*, config: Config = None, slot: Slot = 0) -> None:
     settings = _start(_numbered("dispatch", slot), config)
     from services.roles import dispatch as run
 
-    run(settings, slot)
+    run(settings, slot, lambda: load(config))
 
 
 @app.command

@@ -35,6 +35,8 @@ class Role(NamedTuple):
     explain: Callable[[str], str] | None = None
     """For such a program: one sentence about its end, from the end of its log."""
     reads_settings: bool = False
+    rereads: bool = False
+    """Whether SIGHUP makes it read its settings again; the others are renewed for that."""
 
 
 def openrelay(*arguments: str) -> tuple[str, ...]:
@@ -66,7 +68,8 @@ def stages(ports: Ports, config: Path, dispatchers: int) -> list[Role]:
 
     def role(kind: str, *more: str, slot: int = 0) -> Role:
         name = kind if slot == 0 else f"{kind}-{slot + 1}"
-        return Role(name, kind, openrelay(kind, *settings, *more), reads_settings=True)
+        command = openrelay(kind, *settings, *more)
+        return Role(name, kind, command, reads_settings=True, rereads=kind == "dispatch")
 
     def member(kind: str, slot: int = 0) -> Role:
         return role(kind, "--slot", str(slot), slot=slot)

@@ -183,7 +183,7 @@ class Supervisor:
                 child.limit_log()
 
     async def _reload(self) -> None:
-        """Read the settings again and renew the roles that use them, each draining first.
+        """Read the settings again and have the roles take them: at once, or by draining and starting anew.
 
         Faulty settings are reported and change nothing.
         """
@@ -200,9 +200,11 @@ class Supervisor:
         write(_for_roles(resolved.settings), self._settings_file)
         await self._prepare()
         deadline = time.monotonic() + resolved.settings.limits.drain_s
-        await asyncio.gather(
-            *(child.renew(deadline) for child in self._children if child.role.reads_settings)
-        )
+        readers = [child for child in self._children if child.role.reads_settings]
+        for child in readers:
+            if child.role.rereads:
+                child.signal(signal.SIGHUP)
+        await asyncio.gather(*(child.renew(deadline) for child in readers if not child.role.rereads))
         self._publish()
         _say("the settings were read again")
 

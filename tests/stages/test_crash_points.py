@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import time
 
 import pytest
 
@@ -195,3 +196,70 @@ def test_a_server_that_tells_its_queue_is_not_drowned(
         assert small.stats()["peak_open"] <= 20
     finally:
         small.stop()
+
+
+def test_endpoints_come_and_go_with_the_settings_while_calls_run(
+    pipeline: MakePipeline, simulator: Simulator, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = Simulator(tmp_path_factory.mktemp("other"), "--latency-ms", "50")
+    other.start()
+    try:
+        stages = pipeline(slots=20)
+        simulator.control(latency_ms=50, reset=True)
+        stages.start("intake", "dispatch", "settle", "sink")
+        batch = stages.create(record(f"r{i}", f"ok settings {i}") for i in range(2_500))
+        until(lambda: simulator.calls()["count"] > 50, 30, "no calls")
+        stages.reconfigure(pipeline(slots=20, pool_url=other.url).settings)
+        until(lambda: other.calls()["count"] > 200, 30, "the new endpoint got no calls")
+        until(lambda: simulator.stats()["running"] == 0, 30, "the old endpoint still gets calls")
+        state = stages.wait_ended(batch)
+        check_batch(state, [f"r{i}" for i in range(2_500)], stages.lines(batch, "output"), [])
+        assert simulator.calls()["count"] + other.calls()["count"] == 2_500
+    finally:
+        other.stop()
+
+
+def test_a_crash_repeats_only_what_was_running_even_far_behind(
+    pipeline: MakePipeline, simulator: Simulator
+) -> None:
+    """5,000 records are finished beyond one that is slow."""
+    stages = pipeline()
+    simulator.control(latency_ms=0)
+    stages.start("intake", "dispatch", "settle", "sink")
+    names = [f"r{i}" for i in range(5_001)]
+    before = simulator.calls()["count"]
+    batch = stages.create(record(name, "slow:8 far" if name == "r0" else f"ok far {name}") for name in names)
+    until(lambda: simulator.calls()["count"] - before == 5_001, 60, "not all were called")
+    until(lambda: simulator.stats()["running"] == 1, 30, "more than the slow one is running")
+    stages.kill("dispatch")
+    stages.start("dispatch")
+    state = stages.wait_ended(batch)
+    check_batch(state, names, stages.lines(batch, "output"), [])
+    assert simulator.calls()["count"] - before <= 5_001 + 1 + 256
+    assert simulator.calls()["prompts"]["slow:8 far"] == 2
+
+
+@pytest.mark.faults
+def test_a_storm_of_rebalances(pipeline: MakePipeline, simulator: Simulator) -> None:
+    """Dispatchers come and go every two seconds; progress never stops for ten."""
+    stages = pipeline(slots=50)
+    simulator.control(latency_ms=100)
+    stages.start("intake", "dispatch", "settle", "sink")
+    before = simulator.calls()["count"]
+    batch = stages.create(record(f"r{i}", f"ok storm {i}") for i in range(8_000))
+    ends = time.monotonic() + 30
+    present = {"dispatch"}
+    while time.monotonic() < ends and stages.state(batch).settled is None:
+        seen = simulator.calls()["count"]
+        for name in ("dispatch-2", "dispatch-3"):
+            if name in present:
+                stages.kill(name) if name == "dispatch-2" else stages.stop(name)
+                present.discard(name)
+            else:
+                stages.start(name)
+                present.add(name)
+        until(lambda seen=seen: simulator.calls()["count"] > seen, 10, "progress has stopped")  # type: ignore[misc]
+        time.sleep(1)  # the pace of the storm
+    state = stages.wait_ended(batch)
+    check_batch(state, [f"r{i}" for i in range(8_000)], stages.lines(batch, "output"), [])
+    assert simulator.calls()["count"] - before - 8_000 <= 50 * 20

@@ -86,6 +86,13 @@ class Pipeline:
     def signal(self, name: str, number: signal.Signals) -> None:
         self.children[name].send_signal(number)
 
+    def reconfigure(self, settings: Settings) -> None:
+        """Give the roles other settings and make those that listen read them."""
+        self.config.write_bytes(_encode(settings))
+        for name in self.children:
+            if name.startswith("dispatch"):
+                self.signal(name, signal.SIGHUP)
+
     def stop(self, name: str) -> int:
         """SIGTERM; the exit status."""
         child = self.children.pop(name)
