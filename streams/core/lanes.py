@@ -10,6 +10,8 @@ time, each named in `probing` before it starts; a restore that finds one named g
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from schemas.ids import BatchId
 from schemas.records import DoneSet, Step
@@ -42,6 +44,8 @@ class Lane:
         self.positions = Positions(runs)
         self.finished = bitmap.empty(self.positions.count)
         self.running: set[int] = set()
+        self.starts = 0
+        """How many times a record was started."""
         self.started_upto = 0
         self.results_upto = 0
         self.crashes = 0
@@ -85,6 +89,17 @@ class Lane:
     @property
     def anything_unread(self) -> bool:
         return bool(self.suspects) or self._fresh < self.positions.count
+
+    @property
+    def next_unread(self) -> int | None:
+        """The position that is read next."""
+        if self.suspects:
+            return self.suspects[0]
+        return self._fresh if self._fresh < self.positions.count else None
+
+    @property
+    def unread_count(self) -> int:
+        return len(self.suspects) + self.positions.count - self._fresh
 
     @property
     def lowest_unfinished_offset(self) -> int | None:
@@ -141,7 +156,16 @@ class Lane:
         self._fresh = max(self._fresh, self.started_upto)
         self.acked_upto = max(self.acked_upto, self.started_upto)
 
+    def lost(self, waiting: Iterable[int]) -> Iterator[int]:
+        """Positions that were read and neither wait nor run nor are finished."""
+        known = bytearray(self.finished)
+        for position in chain(waiting, self.running, self.suspects, (self.probing,)):
+            if position is not None:
+                bitmap.set_bit(known, position)
+        return bitmap.unset(known, self._fresh)
+
     def start(self, position: int) -> None:
+        self.starts += 1
         self.running.add(position)
 
     def abandon(self, position: int) -> None:

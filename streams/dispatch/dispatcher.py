@@ -20,6 +20,7 @@ from schemas.facts import BatchFact
 from schemas.ids import BatchId
 from schemas.records import Answered, Closed, Failed
 from schemas.settings import Settings
+from streams import metrics
 from streams.blobs.port import Blobs
 from streams.core.judge import Again
 from streams.core.lanes import Lane
@@ -35,6 +36,7 @@ from streams.dispatch.loops import Loops
 from streams.dispatch.partitions import Partitions
 from streams.dispatch.results import Results
 from streams.dispatch.runner import Runner
+from streams.dispatch.watch import Watch
 from streams.kafka.admin import Admin, TopicPartition
 from streams.kafka.follow import Follower
 from streams.kafka.membership import Membership
@@ -96,6 +98,7 @@ class Dispatcher:
             self._jobs, self._pools, self._backlog, self._done, self._runner, self._record
         )
         self._retries: list[tuple[float, int, Work, Job]] = []
+        self._watch = Watch(self._jobs, self._pools, self._retries, self._may_start)
         self._sequence = itertools.count()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stopping = False
@@ -330,6 +333,7 @@ class Dispatcher:
                 continue
             lane = self._partitions.open_lane(job, partition)
             if lane.crashes and not lane.acked_upto:
+                metrics.CRASHED_LANES.inc()
                 log.warning(
                     "records were running at a crash",
                     batch=job.batch,
@@ -377,6 +381,12 @@ class Dispatcher:
                     self._expire(job)
             if tick % POSITIONS_EVERY_TICKS == 0:
                 self._partitions.note_positions(self._jobs.values())
+                self._watch.look(
+                    now,
+                    self._settings.limits.stuck_after_s,
+                    ready_bytes=self._backlog.bytes_waiting,
+                    unacked_bytes=self._results.unacked_bytes,
+                )
             self._pump()
 
     def _retry(self, work: Work, job: Job) -> None:
@@ -404,6 +414,15 @@ class Dispatcher:
         created = job.state.created
         assert created is not None
         return job.ready[0].loops and self._loops.full(created.organization)
+
+    def _may_start(self, job: Job) -> bool:
+        """Whether a record of the job that waits, if there is one, could be started now."""
+        schedule, pool = self._schedules.get(job.model), self._pools.get(job.model)
+        if schedule is None or pool is None or job.batch not in schedule or self._careful or self._stopping:
+            return False
+        if self._results.congested or (job.ready and self._must_wait(job)):
+            return False
+        return pool.free(self._loop.time()) > 0
 
     def _unschedule(self, job: Job) -> None:
         schedule = self._schedules.get(job.model)

@@ -34,6 +34,10 @@ class Results:
         self._unacked_bytes = 0
 
     @property
+    def unacked_bytes(self) -> int:
+        return self._unacked_bytes
+
+    @property
     def congested(self) -> bool:
         return self._unacked_bytes >= MAX_UNACKED_BYTES
 

@@ -10,6 +10,7 @@ import structlog
 
 from schemas.records import Answered, Failed, Step
 from schemas.settings import Limits
+from streams import metrics
 from streams.core.answers import Answer
 from streams.core.judge import Again, End, Outcome, Reply, Server, judge
 from streams.crashpoints import passing
@@ -17,6 +18,7 @@ from streams.dispatch.calls import BodyStore, body_for, named, result_of
 from streams.dispatch.done import DoneLog
 from streams.dispatch.jobs import Job, Tries, Work
 from streams.dispatch.results import Results
+from streams.dispatch.watch import count_call
 from streams.kafka.messages import Delivery
 from streams.pools.endpoint import Endpoint
 from streams.pools.openai import OpenAIClient
@@ -85,6 +87,7 @@ class Runner:
         )
         self._report(pool, endpoint, server, outcome, sent_at)
         if isinstance(end, Again):
+            metrics.RETRIES.labels(pool.model).inc()
             tries.attempts += end.attempt
             tries.avoid = endpoint
             return end
@@ -117,6 +120,7 @@ class Runner:
         self, pool: ModelPool, endpoint: Endpoint, server: Server, outcome: Outcome, sent_at: float
     ) -> None:
         now = self._loop.time()
+        count_call(pool.model, outcome, now - sent_at)
         was_out_until = endpoint.out_until
         endpoint.report(server, sent_at=sent_at, now=now, alone=pool.in_service(now) <= 1)
         if endpoint.out_until != was_out_until:

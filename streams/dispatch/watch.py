@@ -1,0 +1,146 @@
+"""What a dispatcher shows of itself: gauges, counters of calls, and records that are stuck."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from urllib.parse import urlsplit
+
+import structlog
+
+from schemas.ids import BatchId
+from streams import metrics
+from streams.core.judge import Broken, Outcome, Reply, TimedOut, Unreachable
+from streams.core.stuck import Sight, Stuck, StuckDetector
+from streams.dispatch.jobs import Job, Work
+from streams.pools.pool import ModelPool
+
+LOOKS_PER_BOUND = 20
+MOST_NAMED = 20
+"""Stuck records named in the log at one look."""
+
+log = structlog.get_logger("openrelay.dispatch")
+
+Retries = Sequence[tuple[float, int, Work, Job]]
+
+
+class Watch:
+    """For one event loop; `may_start` says whether records of a job could be started at this moment."""
+
+    def __init__(
+        self,
+        jobs: Mapping[BatchId, Job],
+        pools: Mapping[str, ModelPool],
+        retries: Retries,
+        may_start: Callable[[Job], bool],
+    ) -> None:
+        self._jobs = jobs
+        self._pools = pools
+        self._retries = retries
+        self._may_start = may_start
+        self._detector = StuckDetector()
+        self._named: set[tuple[BatchId, int, int]] = set()
+        self._endpoints: set[tuple[str, str]] = set()
+        self._next_look = 0.0
+
+    def look(self, now: float, after_s: float, *, ready_bytes: int, unacked_bytes: int) -> None:
+        """Bring the gauges up to date and, now and then, look for records that are stuck."""
+        metrics.READY_BYTES.set(ready_bytes)
+        metrics.UNACKED_BYTES.set(unacked_bytes)
+        self._show_endpoints(now)
+        self._show_records()
+        if now >= self._next_look:
+            self._next_look = now + after_s / LOOKS_PER_BOUND
+            self._show_stuck(self._detector.look(self._sights(), now, after_s))
+
+    def _show_endpoints(self, now: float) -> None:
+        shown = set()
+        for model, pool in self._pools.items():
+            for endpoint in pool.endpoints:
+                labels = (model, _address(endpoint.base_url))
+                shown.add(labels)
+                metrics.IN_FLIGHT.labels(*labels).set(endpoint.in_flight)
+                metrics.SLOTS.labels(*labels).set(endpoint.limit.value)
+                metrics.MAX_SLOTS.labels(*labels).set(endpoint.limit.maximum)
+                metrics.ENDPOINT_OUT.labels(*labels).set(now < endpoint.out_until)
+        for labels in self._endpoints - shown:
+            for gauge in (metrics.IN_FLIGHT, metrics.SLOTS, metrics.MAX_SLOTS, metrics.ENDPOINT_OUT):
+                gauge.remove(*labels)
+        self._endpoints = shown
+
+    def _show_records(self) -> None:
+        ready, batches = dict.fromkeys(self._pools, 0), dict.fromkeys(self._pools, 0)
+        retrying = dict.fromkeys(self._pools, 0)
+        for job in self._jobs.values():
+            if job.lanes and job.model in self._pools:
+                ready[job.model] += len(job.ready)
+                batches[job.model] += 1
+        for *_, job in self._retries:
+            if job.model in retrying:
+                retrying[job.model] += 1
+        for model in self._pools:
+            metrics.READY.labels(model).set(ready[model])
+            metrics.OPEN_BATCHES.labels(model).set(batches[model])
+            metrics.RETRYING.labels(model).set(retrying[model])
+
+    def _sights(self) -> Iterator[Sight]:
+        """Every lane whose records are to run."""
+        waiting: dict[tuple[BatchId, int], set[int]] = {}
+        for work in [
+            *(work for job in self._jobs.values() for work in job.ready),
+            *(work for _, _, work, _ in self._retries),
+        ]:
+            waiting.setdefault((work.lane.batch, work.lane.partition), set()).add(work.position)
+        for job in self._jobs.values():
+            if job.closing is not None:
+                continue
+            could_start = self._may_start(job)
+            for partition, lane in job.lanes.items():
+                yield Sight(lane, frozenset(waiting.get((job.batch, partition), ())), could_start)
+
+    def _show_stuck(self, stuck: list[Stuck]) -> None:
+        counts = dict.fromkeys(self._pools, 0)
+        for each in stuck:
+            model = self._jobs[each.batch].model
+            if model in counts:
+                counts[model] += each.records
+        for model, count in counts.items():
+            metrics.STUCK.labels(model).set(count)
+        found = {(each.batch, each.partition, each.position): each for each in stuck}
+        for key in sorted(found.keys() - self._named)[:MOST_NAMED]:
+            each = found[key]
+            log.warning(
+                "record stuck",
+                batch=each.batch,
+                partition=each.partition,
+                position=each.position,
+                records=each.records,
+                seconds=round(each.seconds, 1),
+                reason=each.reason,
+            )
+        self._named = set(found)
+
+
+def count_call(model: str, outcome: Outcome, seconds: float) -> None:
+    """A call has ended."""
+    metrics.CALLS.labels(model, _kind(outcome)).inc()
+    metrics.CALL_SECONDS.labels(model).observe(seconds)
+
+
+def _kind(outcome: Outcome) -> str:
+    match outcome:
+        case Reply(status=429):
+            return "429"
+        case Reply(status=status):
+            return f"{status // 100}xx"
+        case TimedOut():
+            return "timed_out"
+        case Unreachable():
+            return "unreachable"
+        case Broken():
+            return "broken"
+
+
+def _address(url: str) -> str:
+    """An endpoint's place without what may be secret in its URL."""
+    parts = urlsplit(url)
+    return f"{parts.hostname}:{parts.port}" if parts.port else str(parts.hostname)
