@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from collections import OrderedDict
@@ -19,7 +20,7 @@ from services.api import inline, orders, queries, refusals
 from services.api.checking import Open, Opened
 from services.api.claims import scope_of
 from services.api.creation import Creation, Source
-from services.api.incoming import Spool, declared_length, pieces
+from services.api.incoming import SMALL_BODY_BYTES, Spool, declared_length, pieces
 from services.api.parts import Parts
 from services.api.principals import Principal
 from services.api.readmodel import BATCHES_KEPT_MS
@@ -47,10 +48,9 @@ class BatchRoutes:
         key = _idempotency_key(request)
         spool = Spool(self._parts.spool_directory, self._parts.threads)
         try:
-            if (declared_length(request) or 0) > 64 * 1024:
-                with self._parts.uploads.slot():
-                    await self._receive(request, spool)
-            else:
+            length = declared_length(request)
+            large = length is None or length > SMALL_BODY_BYTES
+            with self._parts.uploads.slot() if large else contextlib.nullcontext():
                 await self._receive(request, spool)
             opened = await self._open(spool)
             order = orders.read(opened.fields, opened.items, limits.file_ttl_s)

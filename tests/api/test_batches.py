@@ -422,6 +422,10 @@ def test_too_many_uploads(narrow: Host) -> None:
         began.wait(10)
         answer = until(lambda: (found := send(head + tail)).status_code == 429 and found, 5, "429")
         assert error(answer)["code"] == "too_many_uploads"
+        with narrow.client(NARROW) as client:
+            chunked = client.post("/v1/batches", content=iter([b"{}"]))
+            assert (chunked.status_code, error(chunked)["code"]) == (429, "too_many_uploads")
+            assert client.post("/v1/batches", content=b"{}").status_code == 400
         assert 0 < int(answer.headers["retry-after"]) <= 60
         go_on.set()
         assert [each.result().status_code for each in running] == [200, 200]
