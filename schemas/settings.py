@@ -87,6 +87,13 @@ class Egress(Strict, frozen=True, kw_only=True):
     """Whether tools and callbacks may use plain http."""
 
 
+class Metrics(Strict, frozen=True, kw_only=True):
+    host: str = "127.0.0.1"
+    """Where each role shows its metrics to Prometheus."""
+    port: int = 0
+    """0: any free port, which the control host finds; another one suits a machine with a single role."""
+
+
 class Organization(Strict, frozen=True, kw_only=True):
     id: str
     features: tuple[str, ...] = ("batch",)
@@ -135,5 +142,6 @@ class Settings(Strict, frozen=True, kw_only=True):
     http: Http = Http()
     limits: Limits = Limits()
     egress: Egress = Egress()
+    metrics: Metrics = Metrics()
     organizations: tuple[Organization, ...] = ()
     models: dict[str, Model] = {}

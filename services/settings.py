@@ -206,6 +206,8 @@ def validate(settings: Settings) -> list[str]:
     _check_edges(settings, note)
     _check_positive("limits", settings.limits, {"retry_backoff_s", "expiry_grace_s", "drain_s"}, note)
     _check_positive("http", settings.http, set(), note)
+    if not 0 <= settings.metrics.port < 65_536:
+        note("metrics.port: must be a port, or 0 for any")
     _check_organizations(settings.organizations, note)
     for name, model in settings.models.items():
         _check_model(f"models.{json.dumps(name)}", name, model, note)

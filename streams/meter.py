@@ -34,6 +34,7 @@ from schemas import topics
 from schemas.facts import BatchFact, Created, Ended
 from schemas.records import UsageChunk, UsageRow
 from schemas.settings import Settings
+from streams import metrics
 from streams.core.pricing import billing_month
 from streams.crashpoints import passing
 from streams.kafka.admin import Admin, TopicPartition
@@ -165,16 +166,20 @@ class _Warehouse:
     async def insert(self, table: str, columns: list[str], rows: list[list[Any]]) -> None:
         if not rows:
             return
-        deadline = time.monotonic() + GIVE_UP_S
+        began = time.monotonic()
+        deadline = began + GIVE_UP_S
         while True:
             self._busy_at = time.monotonic()
             try:
                 await asyncio.to_thread(self._once, table, columns, rows)
+                metrics.METER_ROWS.labels(table).inc(len(rows))
+                metrics.METER_SECONDS.labels(table).observe(time.monotonic() - began)
                 passing("meter.inserted")
                 return
             except Exception as error:
                 if time.monotonic() > deadline:
                     raise
+                metrics.METER_FAILURES.labels(table).inc()
                 log.warning("insert failed, will be repeated", table=table, error=str(error)[:300])
                 self._insert = None
                 await asyncio.sleep(RETRY_S)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics import MetricWrapperBase
 
 SECONDS = (0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800)
@@ -61,14 +61,14 @@ API_SECONDS = _seconds(
 )
 API_UPLOADS = _counter("api", "openrelay_api_uploads_total", "Files registered.")
 API_UPLOAD_BYTES = _counter("api", "openrelay_api_upload_bytes_total", "Bytes of the files registered.")
-API_BATCHES = _counter("api", "openrelay_api_batches_total", "Batches created.", "priority")
+API_VALIDATED_RECORDS = _counter(
+    "api", "openrelay_api_validated_records_total", "Records judged at create.", "verdict"
+)
 API_VALIDATED_BYTES = _counter(
     "api", "openrelay_api_validated_bytes_total", "Bytes of input judged record by record."
 )
-API_VALIDATION_SECONDS = _counter(
-    "api",
-    "openrelay_api_validation_seconds_total",
-    "Time spent judging input, waiting for a worker included.",
+API_VALIDATION_SECONDS = _seconds(
+    "api", "openrelay_api_validation_seconds", "Time to judge an input, waiting for a worker included."
 )
 
 CALLS = _counter(
@@ -159,9 +159,8 @@ ROLE_UP = _gauge("control", "openrelay_role_up", "1 when the process shows its m
 
 
 def registry(owner: str) -> CollectorRegistry:
-    """The metrics of one role and of its process."""
+    """The metrics of one role."""
     made = CollectorRegistry()
-    ProcessCollector(registry=made)
     for entry in CATALOGUE:
         if entry.owner == owner:
             made.register(_OBJECTS[entry.name])

@@ -58,6 +58,8 @@ class Verdict(msgspec.Struct, frozen=True, tag="verdict"):
     total: int
     rejected: int
     model: str | None
+    bytes: int = 0
+    """Size of the input."""
 
 
 class Written(msgspec.Struct, frozen=True, tag="written"):
@@ -95,8 +97,10 @@ def check(blobs: Blobs, job: Check) -> Verdict:
         limits=job.limits,
     )
     encode = msgspec.json.Encoder().encode
+    size = 0
     with blobs.writer(job.rejected_object) as writer:
         for piece in blobs.stream(job.input_object):
+            size += len(piece)
             for each in validator.feed(piece):
                 if isinstance(each, Rejected):
                     writer.write(encode(each) + b"\n")
@@ -105,4 +109,4 @@ def check(blobs: Blobs, job: Check) -> Verdict:
                 writer.write(encode(each) + b"\n")
         if validator.rejected:
             writer.commit()
-    return Verdict(validator.total, validator.rejected, validator.model)
+    return Verdict(validator.total, validator.rejected, validator.model, size)

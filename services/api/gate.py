@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from schemas.settings import Http
 from services.api import refusals
 from services.api.cors import Cors
+from services.api.counting import count_request
 from services.api.incoming import BodyTooSlow
 from services.api.principals import Principals, presented_key
 from services.api.refusals import Refusal
@@ -69,6 +70,7 @@ class Gate:
             if message["type"] == "http.response.start":
                 started = True
                 _log(scope, message["status"], time.monotonic() - started_s, request_id)
+                count_request(scope, message["status"], time.monotonic() - started_s)
                 headers = message.setdefault("headers", [])
                 headers.append((b"x-request-id", request_id.encode()))
                 headers.extend(self._cors.headers(scope))

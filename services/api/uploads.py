@@ -34,6 +34,7 @@ from services.api.readmodel import FileRow
 from services.api.refusals import Refusal
 from services.api.threads import StorageThreads
 from services.api.writing import FactWriter
+from streams import metrics
 from streams.blobs import Blobs, Writer
 from streams.core.validate import Lines, UnsupportedEncoding
 
@@ -127,6 +128,8 @@ class Uploads:
         delivery = await self._facts.append(
             topics.FILES, f"{file}:stored:{secrets.token_hex(8)}", msgspec.json.encode(fact), 0
         )
+        metrics.API_UPLOADS.inc()
+        metrics.API_UPLOAD_BYTES.inc(size)
         await self._threads.run(self._blobs.delete, name)
         return FileRow(
             file,

@@ -18,6 +18,7 @@ from services.api import checker, refusals
 from services.api.checker import Fault, Job, Outcome, Reply
 from services.api.checking import Check, LayOut, Open, Opened, Verdict, Written
 from services.api.refusals import Refusal
+from streams import metrics
 
 WORKERS = 2
 JOB_TIMEOUT_S = 180.0
@@ -47,8 +48,12 @@ class Validation:
 
     async def check(self, job: Check) -> Verdict:
         """Judge every record; refuses what cannot be an input at all."""
-        outcome = await self._run(job, None, job.limits.max_records)
+        with metrics.API_VALIDATION_SECONDS.time():
+            outcome = await self._run(job, None, job.limits.max_records)
         assert isinstance(outcome, Verdict)
+        metrics.API_VALIDATED_RECORDS.labels("rejected").inc(outcome.rejected)
+        metrics.API_VALIDATED_RECORDS.labels("accepted").inc(outcome.total - outcome.rejected)
+        metrics.API_VALIDATED_BYTES.inc(outcome.bytes)
         return outcome
 
     async def lay_out(self, job: LayOut, body_fd: int) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 from cyclopts import App, Parameter
 
 from schemas.settings import Settings
-from services import process
+from services import exposition, process
 from services.operator import commands
 from services.settings import SettingsError, default_data_dir, load, read_tree
 from streams import crashpoints
@@ -201,7 +201,9 @@ def _start(role: str, config: Path | None) -> Settings:
     process.configure_log(role)
     if point := os.environ.get("OPENRELAY_CRASH_AT"):
         crashpoints.arm(point)
-    return _settings(config)
+    settings = _settings(config)
+    exposition.serve(settings, role)
+    return settings
 
 
 def _settings(config: Path | None) -> Settings:

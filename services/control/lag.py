@@ -69,8 +69,3 @@ def by_topic(lags: list[PartitionLag]) -> list[Lag]:
         known = sums.get(key, Lag(*key, 0, 0))
         sums[key] = Lag(*key, known.partitions + 1, known.lag + each.lag)
     return list(sums.values())
-
-
-def lag(admin: Admin, settings: Settings) -> list[Lag]:
-    """Per group and topic. Blocks for a few round trips; raises KafkaFailed."""
-    return by_topic(partition_lags(admin, settings))

@@ -11,12 +11,12 @@ import logging
 import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
 import uvicorn
 from clickhouse_connect.driver.exceptions import ClickHouseError
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -30,8 +30,10 @@ from services.api.principals import Principal, Principals, presented_key
 from services.api.refusals import Refusal, invalid, not_found, unavailable
 from services.control import usage
 from services.control.issued import IssuedKeys
-from services.control.lag import Lag, lag
+from services.control.lag import PartitionLag, by_topic, partition_lags
+from services.control.shown import Everything, ask, own_process
 from services.process import listen, signal_ready
+from streams import metrics as catalogue
 from streams.kafka.admin import Admin
 from streams.kafka.follow import Follower
 from streams.kafka.messages import KafkaFailed
@@ -93,18 +95,22 @@ def application(settings: Settings, principals: Principals) -> Starlette:
 
     async def get_lag(request: Request) -> Response:
         _caller(request, principals)
-        return _json({"object": "list", "data": await _lag(admin, settings)})
+        return _json({"object": "list", "data": by_topic(await _lags(admin, settings))})
 
     async def metrics(request: Request) -> Response:
-        registry = CollectorRegistry()
-        gauge = Gauge(
-            "openrelay_lag_records",
-            "Records a consumer group has not finished.",
-            ["group", "topic"],
-            registry=registry,
-        )
-        for each in await _lag(admin, settings):
-            gauge.labels(each.group, each.topic).set(each.lag)
+        """Those of every role; when the broker does not answer, without lag."""
+        lags: list[PartitionLag] = []
+        with suppress(Refusal):
+            lags = await _lags(admin, settings)
+        shown = await ask(settings)
+        catalogue.ROLE_UP.clear()
+        for role in shown:
+            catalogue.ROLE_UP.labels(role.role).set(role.families is not None)
+        catalogue.LAG.clear()
+        for row in lags:
+            catalogue.LAG.labels(row.group, row.topic, row.partition).set(row.lag)
+        registry = catalogue.registry("control")
+        registry.register(Everything([*shown, own_process()]))
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     async def health(request: Request) -> Response:
@@ -170,9 +176,9 @@ def _whose(request: Request, caller: Principal) -> str | None:
     return asked
 
 
-async def _lag(admin: Admin, settings: Settings) -> list[Lag]:
+async def _lags(admin: Admin, settings: Settings) -> list[PartitionLag]:
     try:
-        return await asyncio.to_thread(lag, admin, settings)
+        return await asyncio.to_thread(partition_lags, admin, settings)
     except KafkaFailed as error:
         log.warning("lag: %s", error)
         raise unavailable("The broker does not answer; try again shortly.") from error

@@ -35,6 +35,8 @@ class Backlog:
 
     def __init__(self, kafka: Kafka, client_id: str) -> None:
         self.bytes_waiting = 0
+        self.reading: set[tuple[Lane, int, int]] = set()
+        """Positions of lanes, first and last, that are being read."""
         self._reader = PositionReader(kafka, client_id, READERS)
         self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="backlog")
         self._turn = 0
@@ -60,11 +62,15 @@ class Backlog:
         span = lane.next_read(CHUNK)
         if span is None:
             return
+        reading = (lane, *span)
+        self.reading.add(reading)
         try:
             messages = await self._read(lane, *span)
         except BaseException:
             lane.unread(*span)
             raise
+        finally:
+            self.reading.discard(reading)
         if job.lanes.get(lane.partition) is not lane:
             lane.unread(*span)
             return

@@ -98,7 +98,7 @@ class Dispatcher:
             self._jobs, self._pools, self._backlog, self._done, self._runner, self._record
         )
         self._retries: list[tuple[float, int, Work, Job]] = []
-        self._watch = Watch(self._jobs, self._pools, self._retries, self._may_start)
+        self._watch = Watch(self._jobs, self._pools, self._retries, self._backlog, self._may_start)
         self._sequence = itertools.count()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stopping = False
@@ -384,7 +384,6 @@ class Dispatcher:
                 self._watch.look(
                     now,
                     self._settings.limits.stuck_after_s,
-                    ready_bytes=self._backlog.bytes_waiting,
                     unacked_bytes=self._results.unacked_bytes,
                 )
             self._pump()

@@ -11,6 +11,7 @@ from schemas.ids import BatchId
 from streams import metrics
 from streams.core.judge import Broken, Outcome, Reply, TimedOut, Unreachable
 from streams.core.stuck import Sight, Stuck, StuckDetector
+from streams.dispatch.backlog import Backlog
 from streams.dispatch.jobs import Job, Work
 from streams.pools.pool import ModelPool
 
@@ -31,9 +32,11 @@ class Watch:
         jobs: Mapping[BatchId, Job],
         pools: Mapping[str, ModelPool],
         retries: Retries,
+        backlog: Backlog,
         may_start: Callable[[Job], bool],
     ) -> None:
         self._jobs = jobs
+        self._backlog = backlog
         self._pools = pools
         self._retries = retries
         self._may_start = may_start
@@ -42,9 +45,9 @@ class Watch:
         self._endpoints: set[tuple[str, str]] = set()
         self._next_look = 0.0
 
-    def look(self, now: float, after_s: float, *, ready_bytes: int, unacked_bytes: int) -> None:
+    def look(self, now: float, after_s: float, *, unacked_bytes: int) -> None:
         """Bring the gauges up to date and, now and then, look for records that are stuck."""
-        metrics.READY_BYTES.set(ready_bytes)
+        metrics.READY_BYTES.set(self._backlog.bytes_waiting)
         metrics.UNACKED_BYTES.set(unacked_bytes)
         self._show_endpoints(now)
         self._show_records()
@@ -90,6 +93,8 @@ class Watch:
             *(work for _, _, work, _ in self._retries),
         ]:
             waiting.setdefault((work.lane.batch, work.lane.partition), set()).add(work.position)
+        for lane, first, last in self._backlog.reading:
+            waiting.setdefault((lane.batch, lane.partition), set()).update(range(first, last + 1))
         for job in self._jobs.values():
             if job.closing is not None:
                 continue

@@ -14,6 +14,7 @@ from schemas.facts import BatchFact, Progress, batch_key
 from schemas.ids import BatchId
 from schemas.records import Ledger, Result
 from schemas.settings import Settings
+from streams import metrics
 from streams.core import pricing
 from streams.core.lifecycle import BatchState, fold
 from streams.core.verdicts import Effects, decide, nudge, spec_of
@@ -24,6 +25,7 @@ from streams.kafka.group import GroupReader
 from streams.kafka.messages import KafkaFailed, Message
 from streams.kafka.producer import Producer
 from streams.kafka.reader import PositionReader
+from streams.settle.counting import count
 from streams.settle.partition import Partition
 
 GROUP = "settle"
@@ -187,10 +189,12 @@ class Settler:
             spec = None if state is None else spec_of(state, pricing.billing_month(state.created_at_ms))
             if spec is None:
                 self.waste += 1
+                metrics.WASTE.inc()
                 return
             tally = partition.open(spec)
         effects = decide(partition.specs[result.batch], tally, message.offset, message.timestamp_ms, result)
         partition.touched.add(result.batch)
+        count(partition.specs[result.batch], effects)
         self._emit(partition, result.batch, effects)
 
     def _emit(self, partition: Partition, batch: BatchId, effects: Effects) -> None:
@@ -210,6 +214,7 @@ class Settler:
         if effects.settled is not None:
             partition.settled.append(effects.settled)
 
+    @metrics.FLUSH_SECONDS.time()
     def _flush(self, group: GroupReader) -> None:
         """The numbered steps of the package's docstring."""
         partitions = [p for p in self._partitions.values() if p.touched]
@@ -263,7 +268,7 @@ class Settler:
     def _nudge(self) -> None:
         """End batches of our partitions that no dispatcher will end."""
         now_ms = time.time_ns() // 1_000_000
-        count = self._settings.kafka.partitions
+        partitions = self._settings.kafka.partitions
         with self._lock:
             states = [s for s in self._states.values() if s.settled is None and s.created is not None]
         for state in states:
@@ -272,7 +277,7 @@ class Settler:
             closed = nudge(state, now_ms, self._grace_ms)
             if closed is None or batch in self._nudged:
                 continue
-            number = topics.partition_of(batch, count)
+            number = topics.partition_of(batch, partitions)
             if number in self._partitions:
                 self._nudged.add(batch)
                 self._producer.send(topics.RESULTS, _encode(closed), key=batch, partition=number)

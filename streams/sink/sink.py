@@ -15,6 +15,7 @@ from schemas.facts import BatchFact, Ended, batch_key
 from schemas.ids import BatchId
 from schemas.records import Line, Remainder, ResultLine
 from schemas.settings import Settings
+from streams import metrics
 from streams.blobs.port import Blobs
 from streams.core.lifecycle import BatchState, fold
 from streams.crashpoints import passing
@@ -172,6 +173,7 @@ class Sink:
             return
         assert message.value is not None
         line = _decode_line(message.value)
+        metrics.SINK_LINES.labels(message.topic).inc()
         self._positions[where] = message.offset + 1
         if line.batch in self._gone:
             return
@@ -199,6 +201,7 @@ class Sink:
     def _write(self, place: _Place) -> None:
         topic, partition, batch = place
         self._buffers.pop(place).write(self._blobs, batch, topic, partition)
+        metrics.SEGMENTS.inc()
         passing("sink.segment")
 
     def _commit(self, group: GroupReader) -> None:
@@ -242,15 +245,16 @@ class Sink:
     def _start_merge(self, batch: BatchId, ending: _Ending) -> None:
         for place in [place for place in self._buffers if place[2] == batch]:
             self._write(place)
-        ending.merging = self._merger.submit(
-            publish, self._blobs, ending.state, self._settings.limits.max_record_bytes
-        )
+        merge = metrics.MERGE_SECONDS.time()(publish)
+        most = self._settings.limits.max_record_bytes
+        ending.merging = self._merger.submit(merge, self._blobs, ending.state, most)
 
     def _merged(self, batch: BatchId, ending: _Ending) -> None:
         assert ending.merging is not None
         try:
             fact = ending.merging.result()
         except Incomplete as error:
+            metrics.MERGES.labels("incomplete").inc()
             log.error("result files do not add up, will be tried again", batch=batch, error=str(error))
             ending.merging = None
             ending.not_before = time.monotonic() + RETRY_S
@@ -269,4 +273,5 @@ class Sink:
             self._states.pop(batch, None)
         del self._endings[batch]
         self._merger.submit(segments.remove, self._blobs, batch)
+        metrics.MERGES.labels("ended").inc()
         log.info("batch ended", batch=batch, status=fact.status)

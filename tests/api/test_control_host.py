@@ -227,7 +227,7 @@ async def test_lag_and_metrics(http: httpx.AsyncClient) -> None:
     assert ("settle", "results") in found
     assert all(lag >= 0 for lag in found.values())
     metrics = (await http.get("/metrics")).text
-    assert 'openrelay_lag_records{group="settle",topic="results"}' in metrics
+    assert 'openrelay_lag_records{group="settle",partition="0",topic="results"}' in metrics
     assert (await http.get("/health")).text == "ok\n"
 
 
