@@ -25,39 +25,56 @@ def check_batch(
     for lines in (output, error):
         order = [place[line["custom_id"]] for line in lines]
         assert order == sorted(order), "lines are not in input order"
-    usage, cost = billed(created, output)
+    usage, cost = billed(created, [*output, *error])
     assert (settled.usage.input, settled.usage.cached, settled.usage.output) == usage
     assert settled.usage.cost_nano_usd == cost
 
 
-def billed(created: Created, output: list[dict[str, Any]]) -> tuple[tuple[int, int, int], int]:
-    """Input, cached and output tokens, and cost, recomputed from the lines of an output file."""
+def billed(created: Created, lines: list[dict[str, Any]]) -> tuple[tuple[int, int, int], int]:
+    """Input, cached and output tokens, and cost, recomputed from the lines of the result files.
+
+    A workflow's line says what its requests add up to, whether or not it failed; of the others those bill
+    that have an answer.
+    """
     totals = [0, 0, 0]
     cost = 0
-    for line in output:
-        reported = line["response"]["body"].get("usage")
-        if not _usable(reported):
+    for line in lines:
+        body = (line["response"] or {}).get("body")
+        answer = body if isinstance(body, dict) else {}
+        workflow = line.get("openrelay") or answer.get("openrelay") or {}
+        if "workflow_steps" in workflow:
+            summed = workflow["usage"]
+            cost += summed["cost_nano_usd"]
+            counts = (
+                summed["input_tokens"],
+                summed["input_tokens_details"]["cached_tokens"],
+                summed["output_tokens"],
+            )
+        elif line["error"] is None and _usable(answer.get("usage")):
+            reported = answer["usage"]
+            cached = (reported.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+            usage = Usage(reported["prompt_tokens"], reported["completion_tokens"], cached)
+            cost += sum(pricing.cost_parts(usage, created.price))
+            counts = (usage.input, usage.cached, usage.output)
+        else:
             continue
-        cached = (reported.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        usage = Usage(reported["prompt_tokens"], reported["completion_tokens"], cached)
-        cost += sum(pricing.cost_parts(usage, created.price))
-        for i, count in enumerate((usage.input, usage.cached, usage.output)):
-            totals[i] += count
+        totals = [total + count for total, count in zip(totals, counts, strict=True)]
     return (totals[0], totals[1], totals[2]), cost
 
 
 def check_ledger(client: Any, state: BatchState) -> None:
-    """ClickHouse has the same integers as the batch, and one row a billed record."""
+    """ClickHouse has the same integers as the batch, and no billed call twice."""
     assert state.settled is not None
     assert state.created is not None
     usage = state.settled.usage
     (row,) = client.query(
-        "SELECT count(), uniqExact(request_index), sum(input_tokens), sum(cached_tokens), sum(output_tokens),"
-        " sum(cost_nano_usd) FROM billing.usage WHERE batch_id = {batch:String}",
+        "SELECT count() - uniqExact(request_index, entry_id), uniqExact(request_index),"
+        " sum(input_tokens), sum(cached_tokens), sum(output_tokens), sum(cost_nano_usd)"
+        " FROM billing.usage WHERE batch_id = {batch:String}",
         parameters={"batch": state.created.batch},
     ).result_rows
     assert row == (
-        usage.billed_records,
+        0,
         usage.billed_records,
         usage.input,
         usage.cached,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from aiohttp import web
@@ -39,7 +39,7 @@ class Customer:
         self.callbacks: dict[str, Callback] = {}
         self.running = 0
         self.peak = 0
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._ready = threading.Event()
         self._stop: asyncio.Event | None = None
@@ -54,6 +54,7 @@ class Customer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        assert self._loop is not None
         assert self._stop is not None
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(10)
@@ -61,9 +62,19 @@ class Customer:
     def at(self, path: str) -> list[Received]:
         return [each for each in self.received if each.path == path]
 
+    def release(self) -> None:
+        """Let the callbacks go on that wait in `held`."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._released.set)
+
+    async def held(self) -> None:
+        """For callbacks: wait until `release`."""
+        await self._released.wait()
+
     def _serve(self) -> None:
         async def main() -> None:
-            self._stop = asyncio.Event()
+            self._loop = asyncio.get_running_loop()
+            self._stop, self._released = asyncio.Event(), asyncio.Event()
             app = web.Application(client_max_size=64 * 1024 * 1024)
             app.router.add_post("/{path:.*}", self._handle)
             runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -73,8 +84,7 @@ class Customer:
             await self._stop.wait()
             await runner.cleanup()
 
-        self._loop.run_until_complete(main())
-        self._loop.close()
+        asyncio.run(main())
 
     async def _handle(self, request: web.Request) -> web.Response:
         body = json.loads(await request.read())
@@ -82,6 +92,8 @@ class Customer:
         match request.path.strip("/").split("/"):
             case ["flow", name]:
                 answer = self.callbacks[name](body)
+                if isinstance(answer, Awaitable):
+                    answer = await answer
                 if isinstance(answer, web.Response):
                     return answer
                 return web.json_response(answer)
