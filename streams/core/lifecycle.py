@@ -37,6 +37,8 @@ class BatchState(msgspec.Struct, frozen=True, kw_only=True):
     ended: Ended | None = None
     ended_at_ms: int = 0
     withdrawn: bool = False
+    adopted: bool = False
+    """A second writer created the batch before anybody withdrew it, and may have answered for it."""
     upto: int = -1
     completed: int = 0
     failed: int = 0
@@ -83,6 +85,7 @@ def fold(state: BatchState, fact: BatchFact, at_ms: int) -> BatchState:
         case Created():
             if state.created is None:
                 return replace(state, created=fact, created_at_ms=at_ms)
+            return replace(state, adopted=True)
         case Enqueued():
             if state.enqueued is None:
                 return replace(state, enqueued=fact, enqueued_at_ms=at_ms)
@@ -103,7 +106,7 @@ def fold(state: BatchState, fact: BatchFact, at_ms: int) -> BatchState:
             if state.ended is None:
                 return replace(state, ended=fact, ended_at_ms=at_ms)
         case Withdrawn():
-            return replace(state, withdrawn=True)
+            return replace(state, withdrawn=not state.adopted)
     return state
 
 

@@ -107,9 +107,18 @@ class Admin:
         return {(p.topic, p.partition): p.offset for p in answer.topic_partitions if p.offset >= 0}
 
     def create(self, topics: Iterable[tuple[Topic, int]], replication_factor: int) -> None:
-        """Create what is missing, with the catalogue's settings; bring settings of the rest in line."""
+        """Create what is missing, with the catalogue's settings; bring settings of the rest in line.
+
+        Raises KafkaFailed for a topic whose number of partitions is another: everybody finds a batch by it.
+        """
         wanted = {topic.name: (topic, count) for topic, count in topics}
         existing = self.partitions(wanted)
+        for name, count in existing.items():
+            topic, expected = wanted[name]
+            if count != expected and topic.partitions != "requests":
+                raise KafkaFailed(
+                    f"topic {name} has {count} partitions; the settings say {expected}, which cannot be"
+                )
         new = [
             NewTopic(
                 name,

@@ -18,7 +18,7 @@ import confluent_kafka
 from schemas.settings import Kafka
 from streams.kafka import config
 from streams.kafka.admin import Admin, TopicPartition
-from streams.kafka.messages import BarrierTimeout, KafkaFailed, Message, check, from_client
+from streams.kafka.messages import BarrierTimeout, KafkaFailed, Message, check, consume, from_client
 
 BATCH = 2_000
 
@@ -140,7 +140,7 @@ class Follower:
                 [confluent_kafka.TopicPartition(t, p, offset) for (t, p), offset in self._applied.items()]
             )
             while not self._closing:
-                self._step(consumer.consume(BATCH, timeout=0.2))
+                self._step(consume(consumer, BATCH, 0.2))
         except BaseException as error:
             config.log.exception("%s: follower ended", self._client_id)
             with self._changed:

@@ -15,7 +15,7 @@ import confluent_kafka
 from schemas.settings import Kafka
 from streams.kafka import config
 from streams.kafka.admin import TopicPartition
-from streams.kafka.messages import KafkaFailed, Message, check, from_client
+from streams.kafka.messages import KafkaFailed, Message, check, consume, from_client
 
 Assigned = Callable[[dict[TopicPartition, int]], dict[TopicPartition, int]]
 Revoked = Callable[[list[TopicPartition]], None]
@@ -50,7 +50,7 @@ class GroupReader:
     def consume(self, most: int, timeout_s: float) -> list[Message]:
         """Up to `most` records, waiting at most `timeout_s`; raises KafkaFailed."""
         messages = []
-        for record in self._client.consume(most, timeout=timeout_s):
+        for record in consume(self._client, most, timeout_s):
             error = record.error()
             if error is None:
                 messages.append(from_client(record))

@@ -8,6 +8,7 @@ keeps polling, because a member that does not poll loses its partitions.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,8 @@ from streams.kafka.messages import KafkaFailed, check
 
 COMMIT_EVERY_S = 1.0
 POLL_S = 0.2
+RENEW_EVERY_S = 60.0
+"""A client that is fenced sooner after it was made anew has met another process with its id."""
 
 
 class Membership:
@@ -55,6 +58,7 @@ class Membership:
         self._on_failed = on_failed
         self._closing = threading.Event()
         self._committed: dict[TopicPartition, int] = {}
+        self._held: set[TopicPartition] = set()
         self._thread = threading.Thread(target=self._run, name=f"{instance}-member", daemon=True)
 
     def start(self) -> None:
@@ -66,6 +70,27 @@ class Membership:
         self._thread.join()
 
     def _run(self) -> None:
+        renewed_at = float("-inf")
+        try:
+            while not self._closing.is_set():
+                try:
+                    self._hold()
+                except KafkaFailed:
+                    # A coordinator that moved may have given our id to a join of ours whose answer was
+                    # lost: this client is fenced, the process need not end. The next time it is another's.
+                    if time.monotonic() - renewed_at < RENEW_EVERY_S:
+                        raise
+                    renewed_at = time.monotonic()
+                    config.log.warning("membership begins anew")
+                    self._on_lost(sorted(self._held))
+                    self._held.clear()
+                    self._committed.clear()
+        except BaseException as error:
+            config.log.exception("membership ended")
+            self._on_failed(error)
+
+    def _hold(self) -> None:
+        """Be a member until told to stop; raises KafkaFailed when the client is of no more use."""
         client = confluent_kafka.Consumer(self._settings)
         try:
             client.subscribe(self._topics, on_assign=self._assign, on_revoke=self._revoke, on_lost=self._lose)
@@ -78,9 +103,6 @@ class Membership:
                 tick += 1
                 if tick % ticks_per_commit == 0:
                     self._commit(client)
-        except BaseException as error:
-            config.log.exception("membership ended")
-            self._on_failed(error)
         finally:
             client.close()
 
@@ -107,16 +129,21 @@ class Membership:
         client.incremental_assign(parked)
         if parked:
             client.pause(parked)
-        self._on_assigned([(p.topic, p.partition) for p in partitions])
+        assigned = [(p.topic, p.partition) for p in partitions]
+        self._held.update(assigned)
+        self._on_assigned(assigned)
 
     def _revoke(self, client: Any, partitions: list[Any]) -> None:
         given_up = [(p.topic, p.partition) for p in partitions]
         self._on_revoked(given_up)
+        self._held.difference_update(given_up)
         self._commit(client)
         for partition in given_up:
             self._committed.pop(partition, None)
         client.incremental_unassign(partitions)
 
     def _lose(self, client: Any, partitions: list[Any]) -> None:
-        self._on_lost([(p.topic, p.partition) for p in partitions])
+        lost = [(p.topic, p.partition) for p in partitions]
+        self._held.difference_update(lost)
+        self._on_lost(lost)
         client.incremental_unassign(partitions)

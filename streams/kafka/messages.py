@@ -58,6 +58,15 @@ def from_client(message: Any) -> Message:
     )
 
 
+def consume(client: Any, most: int, timeout_s: float) -> list[Any]:
+    """What is there, at most `most` records, waiting at most `timeout_s` for the first one.
+
+    The client's own `consume` waits for all of them or for the whole time.
+    """
+    first = client.poll(timeout_s)
+    return [] if first is None else [first, *client.consume(most - 1, timeout=0)]
+
+
 def check(error: Any) -> None:
     """Raise for an error the client does not recover from by itself; log the others."""
     if error is None:

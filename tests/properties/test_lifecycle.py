@@ -9,7 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.batches import Batch, Status
-from schemas.facts import BatchFact, Cancel, Cause, Created, Ended, Enqueued, Priority, Progress, Settled
+from schemas.facts import (
+    BatchFact,
+    Cancel,
+    Cause,
+    Created,
+    Ended,
+    Enqueued,
+    Priority,
+    Progress,
+    Settled,
+    Withdrawn,
+)
 from schemas.ids import BatchId, FileId, OrganizationId
 from schemas.money import Price, UsageTotals
 from streams.core.lifecycle import BatchState, advance, fold, terminal_status, to_api
@@ -142,3 +153,11 @@ def test_every_field_the_contract_names_is_there() -> None:
         "usage", "errors", "metadata",
     ]  # fmt: skip
     assert shown["request_counts"] == {"total": 0, "completed": 0, "failed": 0}
+
+
+def test_a_batch_somebody_else_answered_for_cannot_be_withdrawn() -> None:
+    gone = fold(fold(BatchState(), CREATED, 1), Withdrawn(batch=BATCH), 2)
+    assert not gone.exists
+    assert not fold(gone, CREATED, 3).exists, "a creation that comes too late does not bring it back"
+    kept = fold(fold(fold(BatchState(), CREATED, 1), CREATED, 2), Withdrawn(batch=BATCH), 3)
+    assert kept.exists

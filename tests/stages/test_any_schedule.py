@@ -111,11 +111,7 @@ class Schedules(RuleBasedStateMachine):
 
     def _ended(self, batch: BatchId) -> bool:
         """Whether it has; roles that ended, because a successor fenced them, are started again meanwhile."""
-        for role in ROLES:
-            if not self._alive(role):
-                self.stages.children.pop(role, None)
-                self.stages.start(role)
-        return self.stages.state(batch).ended is not None
+        return self.stages.revived() and self.stages.state(batch).ended is not None
 
     def _check_bill(self, batch: BatchId) -> None:
         state = self.stages.state(batch)

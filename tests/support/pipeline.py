@@ -86,6 +86,14 @@ class Pipeline:
     def signal(self, name: str, number: signal.Signals) -> None:
         self.children[name].send_signal(number)
 
+    def revived(self) -> bool:
+        """True, after roles that have ended by themselves were started again, as a supervisor does."""
+        for name, child in list(self.children.items()):
+            if child.poll() is not None:
+                del self.children[name]
+                self.start(name)
+        return True
+
     def reconfigure(self, settings: Settings) -> None:
         """Give the roles other settings and make those that listen read them."""
         self.config.write_bytes(_encode(settings))
