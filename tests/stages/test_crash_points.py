@@ -46,6 +46,7 @@ def wait_for_end(stages: Pipeline, role: str) -> None:
     del stages.children[role]
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("point", POINTS)
 def test_death_between_two_steps(
     pipeline: MakePipeline, simulator: Simulator, tables: EmbeddedWarehouse, point: str
