@@ -224,6 +224,8 @@ def main() -> None:
         app()
     except process.CannotStart as error:
         _fail(str(error), 1)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left unwritten goes nowhere
 
 
 if __name__ == "__main__":

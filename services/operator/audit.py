@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import msgspec
 
 from schemas import topics
-from schemas.facts import BatchFact, Ended
+from schemas.facts import BatchFact, Ended, Progress
 from schemas.ids import BatchId
 from schemas.settings import Settings
 from services.control.lag import partition_lags
@@ -26,10 +26,11 @@ from services.operator.whereabouts import Whereabouts, whereabouts
 from services.warehouse.client import connect
 from streams.blobs.port import Blobs
 from streams.blobs.stores import open_blobs
-from streams.core.lifecycle import BatchState, fold, terminal_status
+from streams.core.lifecycle import BatchState, advance, fold, terminal_status
 from streams.kafka.messages import Message
 
 _decode = msgspec.json.Decoder(BatchFact).decode
+_decode_progress = msgspec.json.Decoder(Progress).decode
 
 
 class NoSuchBatch(Exception):
@@ -64,6 +65,9 @@ def audit(settings: Settings, batch: str) -> Report:
             return prove(settings, blobs, log, state, state.ended)
         found = whereabouts(settings, blobs, log, state, time.time_ns() // 1_000_000)
         state = state_of(BatchId(batch), log.partition(topics.BATCHES, partition))
+        for message in log.partition(topics.PROGRESS, partition):
+            if message.key == batch and message.value is not None:
+                state = advance(state, _decode_progress(message.value))
         if state.ended is not None:  # meanwhile, so that what was looked for has moved
             return prove(settings, blobs, log, state, state.ended)
     return _report(state, good=not found.stuck, whereabouts=found)

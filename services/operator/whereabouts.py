@@ -278,7 +278,7 @@ class _Search:
                 yield _decode_request(message.value).index
 
     def _since_s(self, at_ms: int) -> float:
-        return (self._now_ms - at_ms) / 1000
+        return max(0.0, (self._now_ms - at_ms) / 1000)
 
 
 def _set_bits(bits: bytearray) -> Iterator[int]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
@@ -16,17 +17,21 @@ from schemas.ids import OrganizationId
 from schemas.settings import Organization, Settings
 from services.api import keys
 from services.api.principals import Principals
+from services.control import prices
+from services.control.application import application
+from services.control.board import Board
 from services.control.issued import IssuedKeys
-from services.control.serve import application
 from services.warehouse.migrate import migrate
 from streams.kafka.admin import Admin, create_topics
 from streams.kafka.messages import Message
+from tests.support import facts
 from tests.support.broker import EmbeddedBroker
-from tests.support.settings import API_KEY, ORGANIZATION, settings_for
+from tests.support.settings import API_KEY, MODEL, ORGANIZATION, settings_for
 from tests.support.warehouse import EmbeddedWarehouse
 
 FINANCE_KEY = keys.make(bytes(range(24)))
 REVOKED_KEY = keys.make(bytes(range(1, 25)))
+OPERATOR_KEY = keys.make(bytes(range(2, 26)))
 OTHER_KEY = "or_other_key_0123456789"
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
@@ -70,16 +75,24 @@ def settings(
 
 
 @pytest.fixture
-async def http(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
+def board() -> Board:
+    return Board()
+
+
+@pytest.fixture
+async def http(settings: Settings, board: Board) -> AsyncIterator[httpx.AsyncClient]:
     issued = IssuedKeys()
     issued.apply(
         _messages(
             KeyRevoked(key_id=keys.key_id(REVOKED_KEY)),
             _issued(REVOKED_KEY, KeyRole.FINANCE),
             _issued(FINANCE_KEY, KeyRole.FINANCE),
+            _issued(OPERATOR_KEY, KeyRole.OPERATOR),
         )
     )
-    transport = httpx.ASGITransport(application(settings, Principals(settings.organizations, issued.find)))
+    transport = httpx.ASGITransport(
+        application(settings, Principals(settings.organizations, issued.find), board)
+    )
     async with httpx.AsyncClient(transport=transport, base_url="http://control") as connected:
         yield connected
 
@@ -229,6 +242,72 @@ async def test_lag_and_metrics(http: httpx.AsyncClient) -> None:
     metrics = (await http.get("/metrics")).text
     assert 'openrelay_lag_records{group="settle",partition="0",topic="results"}' in metrics
     assert (await http.get("/health")).text == "ok\n"
+
+
+async def test_prices_are_those_of_the_settings(http: httpx.AsyncClient) -> None:
+    answer = await http.get("/v1/prices", headers=_bearer(API_KEY))
+    standard, expedited = answer.json()["data"]
+    assert (standard["tier"], standard["bps"]) == ("standard", 5_000)
+    assert (expedited["tier"], expedited["bps"]) == ("expedited", 10_000)
+    assert standard["model"] == MODEL
+    assert standard["input_nano_usd_per_mtok"] == expedited["input_nano_usd_per_mtok"] == 150_000_000
+    assert standard["price_id"] != expedited["price_id"]
+    assert (await http.get("/v1/prices")).status_code == 401
+
+
+def test_a_new_price_is_a_new_row(settings: Settings, warehouse: EmbeddedWarehouse) -> None:
+    first = datetime(2026, 11, 1, tzinfo=UTC)
+    assert prices.record(settings, first) == 2
+    assert prices.record(settings, first + timedelta(days=1)) == 0
+    model = msgspec.structs.replace(settings.models[MODEL], output_nano_usd_per_mtok=700_000_000)
+    dearer = msgspec.structs.replace(settings, models={MODEL: model})
+    assert prices.record(dearer, first + timedelta(days=2)) == 2
+    assert prices.record(settings, first + timedelta(days=3)) == 2
+    client = warehouse.client()
+    rows = client.query(
+        "SELECT output_nano_per_mtok FROM billing.prices WHERE tier = 'standard' ORDER BY valid_from"
+    ).result_rows
+    client.close()
+    assert [row[0] for row in rows] == [600_000_000, 700_000_000, 600_000_000]
+
+
+async def test_keys_are_for_operators(http: httpx.AsyncClient) -> None:
+    answer = await http.get("/v1/keys", headers=_bearer(OPERATOR_KEY))
+    assert answer.status_code == 200
+    configured = {row["id"]: row for row in answer.json()["data"]}[keys.key_id(API_KEY)]
+    assert (configured["source"], configured["organization"]) == ("settings", ORGANIZATION)
+    assert API_KEY not in answer.text
+    for key in (API_KEY, FINANCE_KEY):
+        assert (await http.get("/v1/keys", headers=_bearer(key))).status_code == 404
+
+
+async def test_the_dashboard_asks_browsers_for_a_key(http: httpx.AsyncClient) -> None:
+    refused = await http.get("/")
+    assert refused.status_code == 401
+    assert refused.headers["www-authenticate"].startswith("Basic ")
+    for wrong in ("Basic !!", "Basic " + base64.b64encode(b"x:or_wrong_key_0123456").decode()):
+        assert (await http.get("/", headers={"Authorization": wrong})).status_code == 401
+    for auth in (httpx.BasicAuth("anybody", OPERATOR_KEY), httpx.BasicAuth("", API_KEY)):
+        assert (await http.get("/", auth=auth)).status_code == 200
+    assert (await http.get("/v1/lag", auth=httpx.BasicAuth("x", OPERATOR_KEY))).status_code == 401
+
+
+async def test_the_dashboard_shows_a_caller_its_own_batches(http: httpx.AsyncClient, board: Board) -> None:
+    board.apply(
+        [
+            facts.message(facts.created("batch_mine", ORGANIZATION)),
+            facts.message(facts.created("batch_<script>alert(1)</script>", "org_other")),
+        ]
+    )
+    everybody = await http.get("/", headers=_bearer(OPERATOR_KEY))
+    assert everybody.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in everybody.headers["content-security-policy"]
+    assert "batch_mine" in everybody.text
+    assert "batch_&lt;script&gt;" in everybody.text
+    assert "<script" not in everybody.text
+    own = await http.get("/", headers=_bearer(API_KEY))
+    assert "batch_mine" in own.text
+    assert "alert(1)" not in own.text
 
 
 async def test_a_warehouse_that_is_down_is_503(

@@ -17,9 +17,10 @@ from streams.metrics import CATALOGUE
 from tests.stages.conftest import MakePipeline
 from tests.support.control import ControlHost
 from tests.support.pipeline import Pipeline, record
-from tests.support.settings import MODEL
+from tests.support.settings import API_KEY, MODEL
 from tests.support.simulator import Simulator
 from tests.support.until import until
+from tests.support.warehouse import EmbeddedWarehouse
 
 ROLES = ("intake", "dispatch", "settle", "sink", "meter")
 
@@ -95,8 +96,23 @@ def test_a_batch_is_counted_at_every_stage(
         "openrelay_meter_insert_failures",
         "openrelay_settle_waste",
     }
+    page = httpx.get(host.url, headers={"x-api-key": API_KEY}, trust_env=False).raise_for_status().text
+    assert batch in page
+    assert endpoint in page
     stages.kill("sink")
     until(lambda: shown(host)[("openrelay_role_up", ("sink",))] == 0, 10, "the dead sink is not shown")
+
+
+def test_prices_are_recorded_at_the_start(
+    pipeline: MakePipeline, tables: EmbeddedWarehouse, control: list[ControlHost]
+) -> None:
+    stages = pipeline()
+    start_control(stages, control)
+    client = tables.client()
+    sql = f"SELECT tier, bps FROM billing.prices WHERE model = '{MODEL}' ORDER BY bps"
+    until(lambda: client.query(sql).row_count, 30, "no price is recorded")
+    assert client.query(sql).result_rows == [("standard", 5_000), ("expedited", 10_000)]
+    client.close()
 
 
 def test_a_record_that_is_passed_over_is_counted_and_named(

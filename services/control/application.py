@@ -1,0 +1,166 @@
+"""The control host's routes: usage, prices, lag, keys, metrics and the dashboard. It serves no file or batch.
+
+A batch or file route answers 404 before any key is looked at, everything else 401 before 404. `/health` and
+`/metrics` need no key: they say nothing about any organization.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+
+import msgspec
+from clickhouse_connect.driver.exceptions import ClickHouseError
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from schemas.settings import Settings
+from services.api.principals import Principals
+from services.api.refusals import Refusal, not_found, unavailable
+from services.control import prices, usage
+from services.control.board import Board
+from services.control.callers import browser_of, caller_of, operator_of, whose_batches, whose_usage
+from services.control.lag import PartitionLag, by_topic, partition_lags
+from services.control.overview import overview
+from services.control.page import HEADERS, page
+from services.control.shown import Everything, ask, own_process
+from services.operator import keys
+from services.process import signal_ready
+from streams import metrics as catalogue
+from streams.kafka.admin import Admin
+from streams.kafka.messages import KafkaFailed
+
+INFERENCE_ROUTES = ("/v1/files", "/v1/batches", "/v1/chat", "/v1/completions", "/v1/models")
+
+log = logging.getLogger("openrelay.control")
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def application(settings: Settings, principals: Principals, board: Board) -> Starlette:
+    """The ASGI application, with its connections to Kafka and ClickHouse."""
+    admin = Admin(settings.kafka, "openrelay-control-lag")
+    warehouse = usage.Warehouse(settings.clickhouse)
+
+    async def get_usage(request: Request) -> Response:
+        caller = caller_of(request, principals)
+        asked = usage.question(dict(request.query_params), whose_usage(request, caller))
+        try:
+            rows = await asyncio.to_thread(warehouse.usage, asked)
+        except ClickHouseError as error:
+            log.warning("usage: %s", error)
+            raise unavailable("The warehouse does not answer; try again shortly.") from error
+        return _list(rows)
+
+    async def get_prices(request: Request) -> Response:
+        caller_of(request, principals)
+        return _list(prices.current(settings))
+
+    async def get_lag(request: Request) -> Response:
+        caller_of(request, principals)
+        return _list(by_topic(await _lags(admin, settings)))
+
+    async def get_keys(request: Request) -> Response:
+        operator_of(request, principals)
+        try:
+            return _list(await asyncio.to_thread(keys.listed, settings))
+        except KafkaFailed as error:
+            log.warning("keys: %s", error)
+            raise unavailable("The broker does not answer; try again shortly.") from error
+
+    async def dashboard(request: Request) -> Response:
+        caller = browser_of(request, principals)
+        shown = await ask(settings)
+        lags = None
+        with suppress(Refusal):
+            lags = by_topic(await _lags(admin, settings))
+        now_ms = time.time_ns() // 1_000_000
+        found = overview(board, shown, lags, whose_batches(caller), now_ms)
+        return HTMLResponse(page(found), headers=HEADERS)
+
+    async def metrics(request: Request) -> Response:
+        """Those of every role; when the broker does not answer, without lag."""
+        lags: list[PartitionLag] = []
+        with suppress(Refusal):
+            lags = await _lags(admin, settings)
+        shown = await ask(settings)
+        catalogue.ROLE_UP.clear()
+        for role in shown:
+            catalogue.ROLE_UP.labels(role.role).set(role.families is not None)
+        catalogue.LAG.clear()
+        for row in lags:
+            catalogue.LAG.labels(row.group, row.topic, row.partition).set(row.lag)
+        registry = catalogue.registry("control")
+        registry.register(Everything([*shown, own_process()]))
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def health(request: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        recording = asyncio.create_task(prices.keep_recorded(settings))
+        signal_ready()
+        yield
+        recording.cancel()
+
+    def get(path: str, handler: Handler) -> Route:
+        return Route(path, _answered(handler), methods=["GET"])
+
+    async def absent(request: Request, error: Exception) -> Response:
+        return await _answered(_absent(principals))(request)
+
+    return Starlette(
+        routes=[
+            get("/", dashboard),
+            get("/v1/usage", get_usage),
+            get("/v1/prices", get_prices),
+            get("/v1/lag", get_lag),
+            get("/v1/keys", get_keys),
+            get("/metrics", metrics),
+            get("/health", health),
+        ],
+        lifespan=lifespan,
+        exception_handlers={404: absent, 405: absent, HTTPException: absent},
+    )
+
+
+def _answered(handler: Handler) -> Handler:
+    async def answered(request: Request) -> Response:
+        try:
+            response = await handler(request)
+        except Refusal as refusal:
+            response = Response(refusal.body(), refusal.status, refusal.headers, "application/json")
+        response.headers["x-request-id"] = "req_" + secrets.token_hex(12)
+        return response
+
+    return answered
+
+
+def _absent(principals: Principals) -> Handler:
+    async def absent(request: Request) -> Response:
+        if not request.url.path.startswith(INFERENCE_ROUTES):
+            caller_of(request, principals)
+        raise not_found()
+
+    return absent
+
+
+async def _lags(admin: Admin, settings: Settings) -> list[PartitionLag]:
+    try:
+        return await asyncio.to_thread(partition_lags, admin, settings)
+    except KafkaFailed as error:
+        log.warning("lag: %s", error)
+        raise unavailable("The broker does not answer; try again shortly.") from error
+
+
+def _list(rows: object) -> Response:
+    return Response(msgspec.json.encode({"object": "list", "data": rows}), media_type="application/json")
