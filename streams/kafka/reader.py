@@ -18,6 +18,8 @@ from schemas.topics import MAX_MESSAGE_BYTES
 from streams.kafka import config
 from streams.kafka.messages import KafkaFailed, Message, check, from_client
 
+WARM_UP_S = 5.0
+
 
 class PositionReader:
     """Thread-safe; at most `size` reads run at a time, further callers wait."""
@@ -36,6 +38,17 @@ class PositionReader:
         self._idle: queue.SimpleQueue[Any] = queue.SimpleQueue()
         for consumer in self._consumers:
             self._idle.put(consumer)
+
+    def warm_up(self, topic: str) -> None:
+        """Have every consumer connect, by finding the end of partition 0 of a topic that exists.
+
+        A consumer's first read takes hundreds of milliseconds. Blocks for about that long.
+        """
+        for consumer in self._consumers:
+            consumer.assign([confluent_kafka.TopicPartition(topic, 0, confluent_kafka.OFFSET_END)])
+        for consumer in self._consumers:
+            consumer.poll(WARM_UP_S)
+            consumer.unassign()
 
     def read(
         self, topic: str, partition: int, first: int, last: int, *, most: int, timeout_s: float
@@ -64,7 +77,8 @@ class PositionReader:
         try:
             consumer.assign([confluent_kafka.TopicPartition(topic, partition, first)])
             while time.monotonic() < deadline:
-                for record in consumer.consume(2_000, timeout=0.5):
+                # It returns when it has as many or the time is over, not at the end of the partition.
+                for record in consumer.consume(2_000, timeout=0.05):
                     error = record.error()
                     if error is None:
                         if record.offset() < end:
