@@ -10,7 +10,7 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import neighbours, run
+from tests.bench import neighbours, run, tools
 
 BENCHES: dict[str, Callable[[int], list[tuple[str, str, str]]]] = {
     "throughput": run.throughput,
@@ -20,6 +20,8 @@ BENCHES: dict[str, Callable[[int], list[tuple[str, str, str]]]] = {
     "neighbours": neighbours.beside_a_large_batch,
     "recovery": neighbours.recovery,
     "many-batches": neighbours.many_batches,
+    "tools": tools.rounds_of_tools,
+    "waiting": tools.beside_waiting_records,
 }
 
 

@@ -82,6 +82,7 @@ def rig(*, slots: int = 256, dispatchers: int = 1, latency_ms: float = 0) -> Ite
         simulator.options += ("--call-log", str(simulator.log))
         simulator.start()
         config = {
+            "egress": {"allow_cidrs": ["127.0.0.0/8"], "allow_http": True},
             "organizations": [{"id": org, "api_keys": [key]} for org, key in KEYS.items()],
             "models": {
                 MODEL: {

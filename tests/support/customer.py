@@ -6,6 +6,7 @@ The path says how it behaves; everything it is sent is kept.
     /tools/slow/S          the same after S seconds
     /tools/status/CODE     an HTTP error
     /tools/round/N/CODE    the error from round N on, the ordinary answer before
+    /mcp                   an MCP server without sessions, whose one tool says what it was asked
     /flow/NAME             the callback registered under NAME: takes the request, gives the answer
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
@@ -28,6 +30,7 @@ class Received(NamedTuple):
     path: str
     headers: dict[str, str]
     body: dict[str, Any]
+    at_s: float
 
 
 class Customer:
@@ -88,7 +91,7 @@ class Customer:
 
     async def _handle(self, request: web.Request) -> web.Response:
         body = json.loads(await request.read())
-        self.received.append(Received(request.path, dict(request.headers), body))
+        self.received.append(Received(request.path, dict(request.headers), body, time.monotonic()))
         match request.path.strip("/").split("/"):
             case ["flow", name]:
                 answer = self.callbacks[name](body)
@@ -97,6 +100,8 @@ class Customer:
                 if isinstance(answer, web.Response):
                     return answer
                 return web.json_response(answer)
+            case ["mcp"]:
+                return mcp(body)
             case ["tools", "status", code]:
                 return web.Response(status=int(code), text="no")
             case ["tools", "slow", seconds]:
@@ -109,6 +114,17 @@ class Customer:
                 if len(seen) >= int(number):
                     return web.Response(status=int(code), text="no")
         return web.json_response({"results": [said(call) for call in body["tool_calls"]]})
+
+
+def mcp(asked: dict[str, Any]) -> web.Response:
+    match asked["method"]:
+        case "initialize":
+            result: dict[str, Any] = {"protocolVersion": "2025-11-25", "capabilities": {}}
+        case "tools/call":
+            result = {"content": [{"type": "text", "text": json.dumps(asked["params"])}]}
+        case _:
+            return web.Response(status=202)
+    return web.json_response({"jsonrpc": "2.0", "id": asked["id"], "result": result})
 
 
 def said(call: dict[str, Any]) -> dict[str, str]:
