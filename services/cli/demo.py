@@ -28,6 +28,7 @@ from rich.table import Table
 from schemas.batches import Batch
 from schemas.facts import Priority
 from schemas.settings import Model
+from services.cli import demo_tools
 from services.cli.client import Trouble
 from services.cli.demo_bill import of_batch, of_file, of_warehouse
 from services.cli.demo_input import ENDPOINT, write_input
@@ -78,7 +79,28 @@ def run(directory: Path) -> bool:
         batch = _batch(directory, connection)
         _results(directory, connection, batch)
         _check_counts(batch, good, len(broken))
-        return _bills(directory, connection, batch)
+        agreed = _bills(directory, connection, batch)
+        _tools(directory, connection)
+    console.print(f"Input, results, settings and logs are in {directory.resolve()}.")
+    return agreed
+
+
+def _tools(directory: Path, connection: dict[str, Any]) -> None:
+    """A second batch, through the servers of the examples."""
+    with demo_tools.servers(directory) as ports:
+        if not ports:
+            return
+        file = directory / "tools.jsonl"
+        count = demo_tools.write_input(file, MODEL, ports)
+        print(f"\nA second batch: {file} calls tools over HTTP and MCP between turns, and runs a workflow.")
+        words = ["batches", "create", "--input-file", str(file), "--endpoint", ENDPOINT, "--wait", "--yes"]
+        batch = read_batch(json.loads(_orl(connection, words).stdout or b"{}"))
+        _orl(connection, ["batches", "results", batch.id, "-o", str(directory)])
+    if batch.request_counts.completed != count:
+        raise DemoFailed(f"{batch.id} ended {batch.status} with {batch.request_counts}")
+    for line in (directory / f"{batch.id}-output.jsonl").read_bytes().splitlines():
+        answer = json.loads(line)
+        console.print(f"  {answer['custom_id']}: {demo_tools.told(answer)}")
 
 
 def _prepare(directory: Path) -> None:
@@ -107,7 +129,9 @@ def _stack(directory: Path, model_url: str) -> Iterator[dict[str, Any]]:
     """`openrelay up` on a directory and ports of its own; what its connection.json says."""
     model = PRICES | {"pools": [{"base_url": model_url, "max_concurrency": SLOTS}]}
     settings = directory / "openrelay.toml"
-    settings.write_text(tomli_w.dumps({"models": {MODEL: model}}), encoding="utf-8")
+    # The examples' servers are on this machine, which customers' tools otherwise never reach.
+    egress = {"allow_cidrs": ["127.0.0.0/8"], "allow_http": True}
+    settings.write_text(tomli_w.dumps({"models": {MODEL: model}, "egress": egress}), encoding="utf-8")
     data = directory / "data"
     words = ["up", "--config", str(settings), "--data", str(data), "--port", "0", "--control-port", "0"]
     print(f"Starting the stack in {data} (broker, warehouse, API and every stage).", flush=True)
@@ -200,7 +224,6 @@ def _bills(directory: Path, connection: dict[str, Any], batch: Batch) -> bool:
     console.print(table)
     agreed = len(set(bills.values())) == 1
     console.print("\nAll three agree." if agreed else "\nThey DIFFER.")
-    console.print(f"Input, results, settings and logs are in {directory.resolve()}.")
     return agreed
 
 

@@ -22,10 +22,18 @@ def test_the_demonstration_agrees_with_itself(tmp_path: Path) -> None:
     assert "All three agree." in done.stdout
     assert str(output) in done.stdout
     assert done.stderr.count("rejected: ") >= 5
-    results = [
-        json.loads(line) for line in next(output.glob("batch_*-output.jsonl")).read_text().splitlines()
+    files = [
+        [json.loads(line) for line in path.read_text().splitlines()]
+        for path in output.glob("batch_*-output.jsonl")
     ]
+    tools, results = sorted(files, key=len)
     assert len(results) >= 200
+    assert [line["custom_id"] for line in tools] == ["tools-over-http", "tools-over-mcp", "map-and-reduce"]
+    for line, said in zip(
+        tools, ("decimal has", "match is no keyword", "Summarize 3 summaries"), strict=True
+    ):
+        assert said in json.dumps(line["response"]["body"])
+        assert line["custom_id"] in done.stdout
     running = [
         process.cmdline()
         for process in psutil.process_iter()
