@@ -94,6 +94,7 @@ class Dispatcher:
         store = BodyStore(blobs)
         self._runner = Runner(settings.limits, self._client, store, self._done, self._results)
         self._loops = Loops(settings, self._runner, store, self._pump)
+        self._runner.on_free_slot = self._pump
         self._careful = Careful(
             self._jobs, self._pools, self._backlog, self._done, self._runner, self._record
         )

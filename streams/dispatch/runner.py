@@ -34,6 +34,8 @@ class Runner:
         self, limits: Limits, client: OpenAIClient, store: BodyStore, done: DoneLog, results: Results
     ) -> None:
         self.limits = limits
+        self.on_free_slot: Callable[[], None] = lambda: None
+        """Called when a slot is free and its answer still has to be read."""
         self._client = client
         self._store = store
         self._done = done
@@ -74,6 +76,11 @@ class Runner:
                 key_accepted = await self._client.key_accepted(endpoint)
         finally:
             slot.release()
+        if isinstance(outcome, Reply) and 200 <= outcome.status < 300:
+            # The next call leaves before this answer is read: many answers come at once, and while they are
+            # read one after the other their slots would stand empty.
+            self.on_free_slot()
+            await asyncio.sleep(0)
         passing("dispatch.called")
         server, end = judge(
             outcome,

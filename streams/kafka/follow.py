@@ -21,6 +21,7 @@ from streams.kafka.admin import Admin, TopicPartition
 from streams.kafka.messages import BarrierTimeout, KafkaFailed, Message, check, consume, from_client
 
 BATCH = 2_000
+METADATA_S = 30.0
 
 
 class Follower:
@@ -136,6 +137,8 @@ class Follower:
         settings = config.consumer(self._kafka, self._client_id, self._client_id)
         consumer = confluent_kafka.Consumer(settings | {"enable.partition.eof": True})
         try:
+            # Topics the client has not met are looked up first: otherwise it may wait a second for them.
+            consumer.list_topics(timeout=METADATA_S)
             consumer.assign(
                 [confluent_kafka.TopicPartition(t, p, offset) for (t, p), offset in self._applied.items()]
             )

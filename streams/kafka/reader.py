@@ -18,7 +18,7 @@ from schemas.topics import MAX_MESSAGE_BYTES
 from streams.kafka import config
 from streams.kafka.messages import KafkaFailed, Message, check, from_client
 
-WARM_UP_S = 5.0
+METADATA_S = 10.0
 
 
 class PositionReader:
@@ -36,19 +36,9 @@ class PositionReader:
         }
         self._consumers = [confluent_kafka.Consumer(settings) for _ in range(size)]
         self._idle: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._known: dict[int, set[str]] = {id(consumer): set() for consumer in self._consumers}
         for consumer in self._consumers:
             self._idle.put(consumer)
-
-    def warm_up(self, topic: str) -> None:
-        """Have every consumer connect, by finding the end of partition 0 of a topic that exists.
-
-        A consumer's first read takes hundreds of milliseconds. Blocks for about that long.
-        """
-        for consumer in self._consumers:
-            consumer.assign([confluent_kafka.TopicPartition(topic, 0, confluent_kafka.OFFSET_END)])
-        for consumer in self._consumers:
-            consumer.poll(WARM_UP_S)
-            consumer.unassign()
 
     def read(
         self, topic: str, partition: int, first: int, last: int, *, most: int, timeout_s: float
@@ -59,7 +49,7 @@ class PositionReader:
         """
         consumer = self._idle.get()
         try:
-            consumer.assign([confluent_kafka.TopicPartition(topic, partition, first)])
+            self._assign(consumer, topic, partition, first)
             return self._collect(consumer, first, last, min(most, last - first + 1), timeout_s)
         finally:
             consumer.unassign()
@@ -75,7 +65,7 @@ class PositionReader:
         deadline = time.monotonic() + timeout_s
         found: list[Message] = []
         try:
-            consumer.assign([confluent_kafka.TopicPartition(topic, partition, first)])
+            self._assign(consumer, topic, partition, first)
             while time.monotonic() < deadline:
                 # It returns when it has as many or the time is over, not at the end of the partition.
                 for record in consumer.consume(2_000, timeout=0.05):
@@ -97,6 +87,17 @@ class PositionReader:
     def close(self) -> None:
         for consumer in self._consumers:
             consumer.close()
+
+    def _assign(self, consumer: Any, topic: str, partition: int, offset: int) -> None:
+        """A topic the client has not met before is looked up first: otherwise it may wait a second for it."""
+        known = self._known[id(consumer)]
+        if topic not in known:
+            try:
+                consumer.list_topics(topic, timeout=METADATA_S)
+            except confluent_kafka.KafkaException as error:
+                raise KafkaFailed(f"metadata of {topic}: {error}") from error
+            known.add(topic)
+        consumer.assign([confluent_kafka.TopicPartition(topic, partition, offset)])
 
     def _collect(self, consumer: Any, first: int, last: int, most: int, timeout_s: float) -> list[Message]:
         deadline = time.monotonic() + timeout_s
