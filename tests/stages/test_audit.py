@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
+import pytest
 
 from schemas import topics
 from schemas.facts import Ended, ResultFile
@@ -21,12 +23,16 @@ from services.operator.waiting import waiting
 from streams.core import bitmap
 from streams.kafka.producer import Producer
 from tests.stages.conftest import LIMITS, MakePipeline
+from tests.support.broker import EmbeddedBroker
 from tests.support.command import environment, openrelay
+from tests.support.customer import Customer
 from tests.support.pipeline import Pipeline, record
+from tests.support.settings import settings_for
 from tests.support.simulator import Simulator
 from tests.support.until import until
 from tests.support.warehouse import EmbeddedWarehouse
 
+TOOLS = [{"type": "function", "function": {"name": "lookup", "parameters": {"type": "object"}}}]
 ROLES = ("intake", "dispatch", "settle", "sink", "meter")
 PROMPTS = [
     "ok audit",
@@ -36,6 +42,12 @@ PROMPTS = [
     "drop audit",
     *[f"usage:{i % 7}/{i % 11}/0 audit {i}" for i in range(60)],
 ]
+
+
+class Finished(NamedTuple):
+    stages: Pipeline
+    batch: BatchId
+    ended: Ended
 
 
 def good(pipeline: Pipeline, batch: BatchId) -> Report:
@@ -59,13 +71,66 @@ def command(pipeline: Pipeline, *arguments: str) -> subprocess.CompletedProcess[
     )
 
 
-def test_a_finished_batch_is_proven(pipeline: MakePipeline) -> None:
-    stages = pipeline()
-    stages.start(*ROLES)
-    batch = stages.create(record(f"r{i}", prompt) for i, prompt in enumerate(PROMPTS))
-    stages.wait_ended(batch)
-    report = good(stages, batch)
-    assert (report.total, report.completed, report.failed) == (len(PROMPTS), len(PROMPTS) - 2, 2)
+@pytest.fixture(scope="module")
+def finished(
+    tmp_path_factory: pytest.TempPathFactory,
+    shared: Path,
+    broker: EmbeddedBroker,
+    tables: EmbeddedWarehouse,
+    simulator: Simulator,
+) -> Iterator[Finished]:
+    """A good batch of records of every kind. Tests judge it, and put back what they damage."""
+    settings = settings_for(
+        shared,
+        bootstrap=broker.bootstrap,
+        warehouse_url=tables.url,
+        pool_url=simulator.url,
+        limits=LIMITS,
+    )
+    stages = Pipeline(tmp_path_factory.mktemp("audit"), settings)
+    try:
+        with Customer() as customer:
+            stages.start(*ROLES)
+            plain = [record(f"r{i}", prompt) for i, prompt in enumerate(PROMPTS)]
+            batch = stages.create([*plain, *_loops(customer, len(plain))])
+            ended = stages.wait_ended(batch).ended
+        assert ended is not None
+        good(stages, batch)
+        yield Finished(stages, batch, ended)
+    finally:
+        stages.close()
+
+
+def _loops(customer: Customer, first: int) -> list[dict[str, Any]]:
+    """Records of several calls: a workflow that ends well, one that fails, one half unmetered, and tools."""
+
+    def step(*prompts: str) -> dict[str, Any]:
+        bodies = [{"messages": [{"role": "user", "content": prompt}]} for prompt in prompts]
+        requests = [{"id": str(i), "body": body} for i, body in enumerate(bodies)]
+        return {"status": "continue", "requests": requests}
+
+    over: dict[str, Any] = {"status": "completed", "output": 1}
+    failed = {"status": "failed", "error": {"message": "no"}}
+    flows = [
+        [step("usage:5/3/2 one", "usage:7/1 two", "status:400 three"), step("usage:1/1 four"), over],
+        [step("usage:9/4 five"), failed],
+        [step("usage:null six", "usage:2/2 seven"), over],
+    ]
+    records = []
+    for place, answers in enumerate(flows):
+        customer.callbacks[f"audit{place}"] = lambda asked, answers=answers: answers[asked["step"]]
+        workflow = {"url": f"{customer.url}/flow/audit{place}"}
+        records.append(record(f"r{first + place}", "x", openrelay={"workflow": workflow}))
+    tools = {"tool_config": {"url": f"{customer.url}/tools"}}
+    prompt = "tools:2:1 usage:10/5/4/1 audit"
+    records.append(record(f"r{first + len(flows)}", prompt, tools=TOOLS, openrelay=tools))
+    return records
+
+
+def test_a_finished_batch_is_proven(finished: Finished) -> None:
+    stages, batch, _ = finished
+    report = audit(stages.settings, batch)
+    assert (report.good, report.total, report.completed, report.failed) == (True, 69, 66, 3)
     assert not report.notes
     done = command(stages, "audit", batch)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -102,13 +167,25 @@ def dearer(text: list[bytes]) -> list[bytes]:
     return [*text[:3], json.dumps(line).encode(), *text[4:]]
 
 
+def unreported(text: list[bytes]) -> list[bytes]:
+    return [*text[:63], text[63].replace(b'"workflow_steps"', b'"steps"'), *text[64:]]
+
+
+def cheaper(text: list[bytes]) -> list[bytes]:
+    line = json.loads(text[63])
+    line["response"]["body"]["openrelay"]["usage"]["cost_nano_usd"] -= 1
+    return [*text[:63], json.dumps(line).encode(), *text[64:]]
+
+
 DAMAGE: list[tuple[Callable[[list[bytes]], list[bytes]], list[str]]] = [
-    (lambda text: text[1:], ["record 0: is in neither file", "number of lines is 62, must be 63"]),
+    (lambda text: text[1:], ["record 0: is in neither file", "number of lines is 65, must be 66"]),
     (lambda text: [*text, text[0]], ["record 0: is there again"]),
     (swapped, ["record 0: comes after record 2"]),
     (renamed, ["record 0: custom_id is r9, must be r0"]),
     (dearer, ["input tokens", "cost in nano-USD", "ClickHouse: record 5"]),
-    (lambda text: [*text[:-1], b'{"id": "x"'], ["cannot be read", "record 64: is in neither file"]),
+    (cheaper, ["cost in nano-USD", "ClickHouse: record 65"]),
+    (unreported, ["record 65: its report of a workflow cannot be read"]),
+    (lambda text: [*text[:-1], b'{"id": "x"'], ["cannot be read", "record 68: is in neither file"]),
     (lambda text: [text[0].replace(b"batch_req_", b"batch_req_0"), *text[1:]], ["which no record"]),
     (
         lambda text: [text[0].replace(b'"status_code":200', b'"status_code":500'), *text[1:]],
@@ -117,51 +194,53 @@ DAMAGE: list[tuple[Callable[[list[bytes]], list[bytes]], list[str]]] = [
 ]
 
 
-def test_damage_is_found_and_named(pipeline: MakePipeline) -> None:
+def test_damage_is_found_and_named(finished: Finished) -> None:
     """Files that were published as if they were right: hash, size and number of lines agree."""
-    stages = pipeline()
-    batch, ended = _finished(stages)
+    stages, _, ended = finished
     assert ended.output is not None
     text = stages.blobs.read(ended.output.object).splitlines()
     for damage, said in DAMAGE:
         found = _judge(stages, _published(stages, ended, damage(text)))
         for each in said:
             assert each in found, f"{each!r} is not in\n{found}"
-    assert audit(stages.settings, batch).good
 
 
-def test_facts_that_contradict_each_other_are_found(pipeline: MakePipeline) -> None:
-    stages = pipeline()
-    _, ended = _finished(stages)
+def test_facts_that_contradict_each_other_are_found(finished: Finished) -> None:
+    stages, _, ended = finished
     replace = msgspec.structs.replace
     wrong = replace(ended.settled, completed=ended.settled.completed + 1)
     found = _judge(stages, replace(ended, settled=wrong, error=None, status="failed"))
-    for each in ("facts: settled", "status is failed", "completed + failed is 66", "error file: existence"):
+    for each in ("facts: settled", "status is failed", "completed + failed is 70", "error file: existence"):
         assert each in found, f"{each!r} is not in\n{found}"
 
 
-def test_a_changed_byte_is_found(pipeline: MakePipeline) -> None:
-    stages = pipeline()
-    batch, ended = _finished(stages)
+def test_a_changed_byte_is_found(finished: Finished) -> None:
+    stages, batch, ended = finished
     assert ended.error is not None
     data = stages.blobs.read(ended.error.object)
-    stages.blobs.put(ended.error.object, data.replace(b'"r1"', b'"rX"', 1))
-    report = audit(stages.settings, batch)
-    assert any(fault.place == "error file" and "sha256" in fault.said for fault in report.faults)
-    stages.blobs.delete(ended.error.object)
-    report = audit(stages.settings, batch)
-    assert any("is gone" in fault.said for fault in report.faults)
+    try:
+        stages.blobs.put(ended.error.object, data.replace(b'"r1"', b'"rX"', 1))
+        report = audit(stages.settings, batch)
+        assert any(fault.place == "error file" and "sha256" in fault.said for fault in report.faults)
+        assert command(stages, "audit", batch).returncode == 1
+        stages.blobs.delete(ended.error.object)
+        report = audit(stages.settings, batch)
+        assert any("is gone" in fault.said for fault in report.faults)
+    finally:
+        stages.blobs.put(ended.error.object, data)
 
 
-def test_a_missing_and_a_doubled_row_are_found(pipeline: MakePipeline, tables: EmbeddedWarehouse) -> None:
-    stages = pipeline()
-    batch, _ = _finished(stages)
+def test_a_missing_and_a_doubled_row_are_found(finished: Finished, tables: EmbeddedWarehouse) -> None:
+    stages, batch, _ = finished
     client = tables.client()
+    columns = "* EXCEPT ingested_at"
+    rows = f"FROM billing.usage_events FINAL WHERE batch_id = '{batch}' AND request_index = 3"
+    client.command("CREATE TABLE billing.kept AS billing.usage_events")
+    client.command(f"INSERT INTO billing.kept ({columns}) SELECT {columns} {rows}")
     try:
         client.command(
-            "INSERT INTO billing.usage_events (* EXCEPT ingested_at)"
-            " SELECT * EXCEPT ingested_at REPLACE ('usage:9:x' AS entry_id) FROM billing.usage_events FINAL"
-            f" WHERE batch_id = '{batch}' AND request_index = 3"
+            f"INSERT INTO billing.usage_events ({columns})"
+            f" SELECT {columns} REPLACE ('usage:9:x' AS entry_id) {rows}"
         )
         report = audit(stages.settings, batch)
         assert {(fault.place, fault.index) for fault in report.faults} == {("ClickHouse", 3)}
@@ -170,16 +249,22 @@ def test_a_missing_and_a_doubled_row_are_found(pipeline: MakePipeline, tables: E
         assert ("ClickHouse", 3) in {(fault.place, fault.index) for fault in report.faults}
         assert any("is billed by its line and has no row" in fault.said for fault in report.faults)
     finally:
+        client.command(f"INSERT INTO billing.usage_events ({columns}) SELECT {columns} FROM billing.kept")
+        client.command("DROP TABLE billing.kept SYNC")
         client.close()
+    assert audit(stages.settings, batch).good
 
 
-def test_the_input_may_be_gone(pipeline: MakePipeline) -> None:
-    stages = pipeline()
-    batch, ended = _finished(stages)
+def test_the_input_may_be_gone(finished: Finished) -> None:
+    stages, batch, ended = finished
+    data = stages.blobs.read(ended.created.input_object)
     stages.blobs.delete(ended.created.input_object)
-    report = audit(stages.settings, batch)
-    assert report.good
-    assert any("custom_ids not compared" in note for note in report.notes)
+    try:
+        report = audit(stages.settings, batch)
+        assert report.good
+        assert any("custom_ids not compared" in note for note in report.notes)
+    finally:
+        stages.blobs.put(ended.created.input_object, data)
 
 
 def test_a_running_batch_is_followed_through_the_stages(pipeline: MakePipeline, simulator: Simulator) -> None:
@@ -265,16 +350,6 @@ def test_lag_by_partition(pipeline: MakePipeline) -> None:
     stages.wait_ended(batch)
     until(lambda: row().lag == 0, 30, "the lag stays")
     assert row().oldest_s is None
-
-
-def _finished(stages: Pipeline) -> tuple[BatchId, Ended]:
-    """A batch that is good."""
-    stages.start(*ROLES)
-    batch = stages.create(record(f"r{i}", prompt) for i, prompt in enumerate(PROMPTS))
-    ended = stages.wait_ended(batch).ended
-    assert ended is not None
-    good(stages, batch)
-    return batch, ended
 
 
 def _published(stages: Pipeline, ended: Ended, text: list[bytes]) -> Ended:
