@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -87,6 +88,7 @@ class Egress:
                 limit=0,
                 keepalive_timeout=KEEP_ALIVE_S,
                 resolver=self._resolver,
+                ssl=ssl.create_default_context(),
                 socket_factory=self._socket,
             ),
             timeout=aiohttp.ClientTimeout(total=None),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from schemas import topics
 from schemas.ids import BatchId
+from schemas.settings import Secrets
 from streams.kafka.admin import Admin
 from streams.kafka.reader import PositionReader
 from tests.stages.conftest import MakePipeline
@@ -280,3 +283,39 @@ def everything(stages: Pipeline, *directories: Path) -> Iterator[tuple[str, byte
                 yield f"topic {part}", b"\n".join(held)
     finally:
         reader.close()
+
+
+def test_a_stopping_dispatcher_lets_tools_and_the_turns_behind_them_end(
+    pipeline: MakePipeline, customer: Customer, simulator: Simulator
+) -> None:
+    stages = pipeline()
+    stages.start(*ROLES)
+    slow = f"{customer.url}/tools/slow/1"
+    batch = stages.create(with_tools(f"r{i}", f"tools:2 drains {i}", slow) for i in range(20))
+    until(lambda: len(customer.received) >= 20, 30, "the tools are not called")
+    assert stages.stop("dispatch") == 0
+    stages.start("dispatch")
+    output, _ = lines(stages, batch, 20)
+    assert len(output) == 20
+    assert len(customer.received) == 40, "no tool was called twice"
+
+
+def test_a_record_that_no_key_opens_is_given_up_and_harms_no_other(
+    pipeline: MakePipeline, customer: Customer
+) -> None:
+    stages = pipeline()
+    other = base64.b64encode(bytes(32)).decode()
+    stages.config.write_bytes(
+        msgspec.json.encode(msgspec.structs.replace(stages.settings, secrets=Secrets(keys=(other,))))
+    )
+    stages.start(*ROLES)
+    records = [with_tools("r0", "tools:1 sealed", f"{customer.url}/tools")]
+    records += [record(f"r{i}", f"ok beside sealed {i}") for i in range(1, 30)]
+    batch = stages.create(records)
+    until(
+        lambda: stages.revived() and stages.state(batch).ended is not None, 120, lambda: stages.explain(batch)
+    )
+    output, error = lines(stages, batch, 30)
+    assert len(output) == 29
+    assert error["r0"]["error"]["code"] == "processing_failed"
+    assert not customer.received
