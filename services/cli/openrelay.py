@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 from cyclopts import App, Parameter
 
 from schemas.settings import Settings
-from services import exposition, process
+from services import process
 from services.operator import commands
 from services.settings import SettingsError, default_data_dir, load, read_tree
 from streams import crashpoints
@@ -202,6 +202,8 @@ def _start(role: str, config: Path | None) -> Settings:
     if point := os.environ.get("OPENRELAY_CRASH_AT"):
         crashpoints.arm(point)
     settings = _settings(config)
+    from services import exposition
+
     exposition.serve(settings, role)
     return settings
 
