@@ -127,6 +127,23 @@ CRASHED_LANES = _counter(
     "Done-sets restored that found records running at a crash.",
 )
 
+LOOPS = _gauge(
+    "dispatch", "openrelay_dispatch_loop_records", "Records with tools or a workflow that are under way."
+)
+TOOL_REQUESTS = _counter(
+    "dispatch",
+    "openrelay_dispatch_tool_requests_total",
+    "Rounds of tools and calls of workflow callbacks that ended.",
+    "kind",
+    "outcome",
+)
+TOOL_SECONDS = _seconds(
+    "dispatch",
+    "openrelay_dispatch_tool_seconds",
+    "Time of a round of tools or a callback, waiting for a place not included.",
+    "kind",
+)
+
 VERDICTS = _counter("settle", "openrelay_settle_verdicts_total", "Records given their verdict.", "kind")
 WASTE = _counter("settle", "openrelay_settle_waste_total", "Results that came second, or too late.")
 SETTLED = _counter("settle", "openrelay_settle_batches_total", "Batches settled.", "cause")

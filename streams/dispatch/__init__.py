@@ -24,5 +24,6 @@ What happens to a record here, and what is true if the process dies between two 
 jobs        one open batch: its state, its lanes (see `streams.core.lanes`), its tasks
 backlog     records read ahead and waiting: bounded in records and bytes
 calls       one record from its body to its result
+loops       records that are more than one call: tools between the model's turns, and workflows
 dispatcher  the loop that joins them
 """

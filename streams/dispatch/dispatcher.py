@@ -522,6 +522,8 @@ class Dispatcher:
 
     def _start(self, job: Job, work: Work, pool: ModelPool, slot: Slot) -> None:
         work.lane.start(work.position)
+        if work.loops:
+            self._loops.begin(job, work)
         task = self._spawn(self._run(job, work, pool, slot))
         job.running[task] = work
         task.add_done_callback(partial(self._finished, job, work, slot))
@@ -532,14 +534,11 @@ class Dispatcher:
         if job.closing is not None and not job.running:
             self._send_closed(job)
         if work.loops:
-            self._loop_ended(job)
+            self._loops.end(job, work)
+            for other in self._jobs.values():
+                if other.ready and other.ready[0].loops:  # it may have waited for this one to end
+                    self._set_ready(other)
         self._pump()
-
-    def _loop_ended(self, job: Job) -> None:
-        """Another record of the organization may begin, of any batch."""
-        for other in self._jobs.values():
-            if other.ready and other.ready[0].loops:
-                self._set_ready(other)
 
     # ---- one record ----
 

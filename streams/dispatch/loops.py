@@ -29,6 +29,7 @@ from msgspec import UNSET, Raw
 from schemas.errors import RunCode
 from schemas.records import Answered, Failed, Ref, Step
 from schemas.settings import Settings
+from streams import metrics
 from streams.core import answers
 from streams.core.judge import Again, CodedFailure, End, HttpFailure, Succeeded
 from streams.core.sealing import Sealer
@@ -91,30 +92,37 @@ class Loops:
         under_way = self._open.get(organization, 0)
         return under_way >= PER_ORGANIZATION or (under_way > 0 and self._bytes >= MAX_BYTES)
 
+    def begin(self, job: Job, work: Work) -> None:
+        """A record is about to run: it counts from now on, not only when its task has its first turn."""
+        organization = _organization(job)
+        self._open[organization] = self._open.get(organization, 0) + 1
+        self._bytes += work.size
+        metrics.LOOPS.inc()
+
+    def end(self, job: Job, work: Work) -> None:
+        """A record that began is not under way any more."""
+        organization = _organization(job)
+        metrics.LOOPS.dec()
+        self._bytes -= work.size
+        self._open[organization] -= 1
+        if not self._open[organization]:
+            del self._open[organization]
+
     async def run(self, job: Job, work: Work, pool: ModelPool, slot: Slot) -> Answered | Failed | Again:
         """Run a record to its result. `Again` only if nothing has come of it yet."""
         assert isinstance(work.request.sealed, bytes), "a record that loops says how"
         opened = self._sealer.open(work.request.sealed, job.batch, work.request.index)
-        config = decode_openrelay(opened)
-        organization = _organization(job)
-        self._open[organization] = self._open.get(organization, 0) + 1
-        self._bytes += work.size
         try:
-            match config:
-                case ToolConfig():
+            match decode_openrelay(opened):
+                case ToolConfig() as config:
                     return await self._tools(job, work, pool, slot, config)
-                case WorkflowConfig():
+                case WorkflowConfig() as config:
                     slot.release()
                     return await self._workflow(job, work, pool, config)
                 case None:
                     return await self._runner.call(job, work, pool, slot)
         except Stopped:
             return self.cut_off(job, work, RunCode.BATCH_CANCELLED, _CANCELLED)
-        finally:
-            self._bytes -= work.size
-            self._open[organization] -= 1
-            if not self._open[organization]:
-                del self._open[organization]
 
     def cut_off(self, job: Job, work: Work, code: str, message: str) -> Failed:
         """The result of a record that ends here: a workflow's succeeded requests are billed all the same."""
@@ -169,7 +177,7 @@ class Loops:
                         usage=action.usage,
                         unmetered=action.unmetered,
                     )
-                async with self.egress.place(config.url, _organization(job)):
+                async with self._outside(job, config.url, config.type):
                     contents = await executor.run(action)
                 loop = loop.ran(action, contents)
                 self._bytes += loop.size - held
@@ -222,7 +230,7 @@ class Loops:
                 backoff_s = min(MAX_BACKOFF_S, self._limits.retry_backoff_s * 2.0 ** (attempt - 1))
                 await self._pause(job, backoff_s * (0.5 + random.random() / 2))
             try:
-                async with self.egress.place(config.url, _organization(job)):
+                async with self._outside(job, config.url, "callback"):
                     answer = await call_back(self.egress, config, body)
                 if len(answer) > LARGE_ANSWER:
                     return await asyncio.to_thread(flow.answered, answer)
@@ -307,6 +315,19 @@ class Loops:
         )
 
     # ---- waiting ----
+
+    @asynccontextmanager
+    async def _outside(self, job: Job, url: str, kind: str) -> AsyncIterator[None]:
+        """A place for a request to what a customer runs, counted and timed."""
+        async with self.egress.place(url, _organization(job)):
+            started = asyncio.get_running_loop().time()
+            outcome = "failed"
+            try:
+                yield
+                outcome = "answered"
+            finally:
+                metrics.TOOL_REQUESTS.labels(kind, outcome).inc()
+                metrics.TOOL_SECONDS.labels(kind).observe(asyncio.get_running_loop().time() - started)
 
     @asynccontextmanager
     async def _slot(self, job: Job, tries: Tries, size: int) -> AsyncIterator[Slot]:

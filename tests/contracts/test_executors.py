@@ -6,11 +6,17 @@ import asyncio
 import gzip
 import json
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from schemas.settings import Egress as EgressSettings
 from schemas.tools import FunctionCall, ToolCall
@@ -338,3 +344,67 @@ async def test_a_callback_is_called_again_when_it_was_not_there(
             await call_back(egress, flow, b"{}")
         assert caught.value.again is again
         assert "canary" not in str(caught.value)
+
+
+async def test_tls_names_are_checked_although_addresses_are_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A certificate for the name is accepted when its issuer is trusted, and no other."""
+    authority = certificate(tmp_path / "pair.pem", "tools.example")
+    server_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_tls.load_cert_chain(tmp_path / "pair.pem")
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer(200, b"{}"))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=server_tls)
+    port = server.sockets[0].getsockname()[1]
+    where = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: where)
+    allowed = EgressSettings(allow_cidrs=("127.0.0.0/8",))
+
+    async def fetch(host: str, trusted: Path | None) -> int:
+        if trusted is not None:
+            monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
+        client = Egress(allowed)
+        try:
+            return (await client.post(f"https://{host}:{port}/", b"", headers={}, timeout_s=5))[0]
+        finally:
+            await client.close()
+
+    with pytest.raises(EgressFailed, match="TLS"):
+        await fetch("tools.example", None)
+    (tmp_path / "authority.pem").write_bytes(authority)
+    assert await fetch("tools.example", tmp_path / "authority.pem") == 200
+    with pytest.raises(EgressFailed, match="TLS"):
+        await fetch("other.example", tmp_path / "authority.pem")
+    server.close()
+    await server.wait_closed()
+
+
+def certificate(path: Path, host: str) -> bytes:
+    """Write a key and a certificate for a host, signed by itself; the certificate."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, host)])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+        .public_bytes(serialization.Encoding.PEM)
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    path.write_bytes(private + made)
+    return made
