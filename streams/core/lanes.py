@@ -162,7 +162,7 @@ class Lane:
         for position in chain(waiting, self.running, self.suspects, (self.probing,)):
             if position is not None:
                 bitmap.set_bit(known, position)
-        return bitmap.unset(known, self._fresh)
+        return bitmap.unset(known, self._fresh, self._low)
 
     def start(self, position: int) -> None:
         self.starts += 1

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from urllib.parse import urlsplit
 
 import structlog
+from prometheus_client import Counter, Histogram
 
 from schemas.ids import BatchId
 from streams import metrics
@@ -127,8 +129,19 @@ class Watch:
 
 def count_call(model: str, outcome: Outcome, seconds: float) -> None:
     """A call has ended."""
-    metrics.CALLS.labels(model, _kind(outcome)).inc()
-    metrics.CALL_SECONDS.labels(model).observe(seconds)
+    _calls(model, _kind(outcome)).inc()
+    _call_seconds(model).observe(seconds)
+
+
+@cache
+def _calls(model: str, outcome: str) -> Counter:
+    """Looking a counter up by its labels takes longer than counting."""
+    return metrics.CALLS.labels(model, outcome)
+
+
+@cache
+def _call_seconds(model: str) -> Histogram:
+    return metrics.CALL_SECONDS.labels(model)
 
 
 def _kind(outcome: Outcome) -> str:
