@@ -115,7 +115,7 @@ class BatchRoutes:
         try:
             envelope = inline.scan(spool.small, most)
         except NotJson as error:
-            raise refusals.invalid(f"The body is not usable JSON: {error}.") from None
+            raise refusals.invalid(f"The body {error}.") from None
         except inline.TooManyItems:
             raise too_many_records(most) from None
         return Opened(envelope.fields, envelope.items)

@@ -29,6 +29,7 @@ _TOKEN = re.compile(_STRING + rb'|["\[\]{},:]', re.DOTALL)
 _INSIDE = re.compile(rb'(?:[^"\[\]{}]++|' + _STRING + rb")*+", re.DOTALL)
 """Up to the next bracket: what lies between does not matter within a value."""
 _SPACE = b" \t\n\r"
+_OBJECT = re.compile(rb"[ \t\n\r]*\{")
 _CLOSES = {ord("["): ord("]"), ord("{"): ord("}")}
 
 
@@ -62,13 +63,13 @@ def scan(body: Buffer, max_items: int) -> Envelope:
     taken = 0
     for key, start, end in scanner.members():
         if key in fields or (key == "requests" and items is not None):
-            raise NotJson(f"the key {key[:64]!r} appears twice in one object")
+            raise NotJson(f"has the key {key[:64]!r} twice in one object")
         if key == "requests" and scanner.items is not None:
             items, scanner.items = scanner.items, None
             continue
         taken += end - start
         if taken > MAX_FIELDS_BYTES:
-            raise NotJson("too large outside of requests")
+            raise NotJson("is too large outside of requests")
         fields[key] = bytes(body[start:end])
     return Envelope(fields, items)
 
@@ -76,9 +77,10 @@ def scan(body: Buffer, max_items: int) -> Envelope:
 def line(item: bytes, endpoint: str) -> bytes:
     """The line of an input file for one item; `method` and `url` are added where they are left out.
 
-    Line ends inside an item are white space between its parts, since strings cannot hold them raw.
+    Line ends inside an item become tabs, which are white space between its parts as they are and, as they
+    are, not allowed in a string: what was not JSON before is not JSON after.
     """
-    text = item.replace(b"\n", b" ")
+    text = item.replace(b"\n", b"\t")
     try:
         shape = _shape.decode(text)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
@@ -106,6 +108,8 @@ class _Scanner:
 
     def members(self) -> Iterator[tuple[str, int, int]]:
         """Each member of the top-level object: its key and where its value begins and ends."""
+        if _OBJECT.match(self._body) is None:
+            raise NotJson("is not a JSON object")
         _, closing = self._take(b"{")
         first = True
         while True:
@@ -114,7 +118,7 @@ class _Scanner:
             if first and token == b"}":
                 break
             if not token.startswith(b'"') or len(token) < 2:
-                raise NotJson(f"not JSON: a key is missing at byte {start + 1}")
+                raise NotJson(f"is not JSON: a key is missing at byte {start + 1}")
             key = parse(token)
             assert isinstance(key, str)
             _, value = self._take(b":")
@@ -128,9 +132,9 @@ class _Scanner:
             if token == b"}":
                 break
             if token != b",":
-                raise NotJson(f"not JSON: a comma is missing at byte {end + 1}")
+                raise NotJson(f"is not JSON: a comma is missing at byte {end + 1}")
         if bytes(self._body[self._end :]).strip(_SPACE):
-            raise NotJson(f"not JSON: there is more after byte {self._end}")
+            raise NotJson(f"is not JSON: there is more after byte {self._end}")
 
     def _array(self, start: int) -> tuple[int, bytes]:
         """Like `_value`, noting the items when the value is an array."""
@@ -147,7 +151,7 @@ class _Scanner:
                 item += 1
             empty = item == end
             if empty and (token == b"," or self.items):
-                raise NotJson(f"not JSON: a value is missing at byte {end + 1}")
+                raise NotJson(f"is not JSON: a value is missing at byte {end + 1}")
             if not empty:
                 self.items.append((item, end))
                 if len(self.items) > self._max_items:
@@ -155,7 +159,7 @@ class _Scanner:
             if token == b"]":
                 break
             if token != b",":
-                raise NotJson(f"not JSON: a comma is missing at byte {end + 1}")
+                raise NotJson(f"is not JSON: a comma is missing at byte {end + 1}")
         after = self._end
         close, token = self._next()
         self._only_space(after, close)
@@ -175,32 +179,32 @@ class _Scanner:
             if byte in _CLOSES:
                 stack.append(_CLOSES[byte])
                 if len(stack) > MAX_DEPTH:
-                    raise NotJson("nested too deeply")
+                    raise NotJson("is nested too deeply")
             elif not stack and byte in b",]}":
                 return position, token
             elif byte in b"]}" and stack.pop() != byte:
-                raise NotJson(f"not JSON: brackets do not match at byte {position + 1}")
+                raise NotJson(f"is not JSON: brackets do not match at byte {position + 1}")
             elif not stack and byte == ord(":"):
-                raise NotJson(f"not JSON: a colon is out of place at byte {position + 1}")
+                raise NotJson(f"is not JSON: a colon is out of place at byte {position + 1}")
 
     def _take(self, wanted: bytes) -> tuple[int, int]:
         before = self._end
         start, token = self._next()
         self._only_space(before, start)
         if token != wanted:
-            raise NotJson(f"not JSON: {wanted.decode()} is missing at byte {start + 1}")
+            raise NotJson(f"is not JSON: {wanted.decode()} is missing at byte {start + 1}")
         return start, self._end
 
     def _next(self) -> tuple[int, bytes]:
         match = _TOKEN.search(self._body, self._end)
         if match is None:
-            raise NotJson("not JSON: it ends early")
+            raise NotJson("is not JSON: it ends early")
         token = match[0]
         if token == b'"':
-            raise NotJson(f"not JSON: a string is not closed at byte {match.start() + 1}")
+            raise NotJson(f"is not JSON: a string is not closed at byte {match.start() + 1}")
         self._end = match.end()
         return match.start(), token
 
     def _only_space(self, start: int, end: int) -> None:
         if bytes(self._body[start:end]).strip(_SPACE):
-            raise NotJson(f"not JSON: unexpected text at byte {start + 1}")
+            raise NotJson(f"is not JSON: unexpected text at byte {start + 1}")

@@ -65,7 +65,7 @@ def _parsed(raw: dict[str, bytes]) -> dict[str, object]:
         try:
             value = parse(text)
         except NotJson as error:
-            raise refusals.invalid(f"The body is not usable JSON: in {key[:64]!r} it is {error}.") from None
+            raise refusals.invalid(f"The field {key[:64]!r} {error}.") from None
         if value is not None:
             fields[key] = value
     return fields

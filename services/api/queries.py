@@ -30,7 +30,7 @@ def json_object(data: bytes) -> dict[str, object]:
     try:
         value = parse(data)
     except NotJson as error:
-        raise refusals.invalid(f"The body is not usable JSON: {error}.") from None
+        raise refusals.invalid(f"The body {error}.") from None
     if not isinstance(value, dict):
         raise refusals.invalid("The body must be a JSON object.")
     return {key: each for key, each in value.items() if each is not None}

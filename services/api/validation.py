@@ -133,7 +133,7 @@ def _refusal(fault: Fault, most: int) -> Refusal:
         case "too_many":
             return too_many_records(most)
         case _:
-            return refusals.invalid(f"The body is {fault.message}.", "requests")
+            return refusals.invalid(f"The body {fault.message}.")
 
 
 def too_many_records(most: int) -> Refusal:

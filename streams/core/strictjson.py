@@ -25,7 +25,7 @@ _HUGE = 10**4_299
 
 
 class NotJson(ValueError):
-    """Why the bytes are refused, in words for the person who wrote them."""
+    """Why the bytes are refused: what to say of them, as in `the record {error}`."""
 
 
 def parse(data: bytes) -> object:
@@ -33,13 +33,13 @@ def parse(data: bytes) -> object:
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        raise NotJson(f"not UTF-8 at byte {error.start + 1}") from None
+        raise NotJson(f"is not UTF-8 at byte {error.start + 1}") from None
     if depth(data) > MAX_DEPTH:
-        raise NotJson(f"nested more than {MAX_DEPTH} levels deep")
+        raise NotJson(f"is nested more than {MAX_DEPTH} levels deep")
     try:
         value = _DECODER.decode(text)
     except json.JSONDecodeError as error:
-        raise NotJson(f"not JSON: {error.msg} at character {error.pos + 1}") from None
+        raise NotJson(f"is not JSON: {error.msg.removesuffix(' at')} at character {error.pos + 1}") from None
     except NotJson:
         raise
     except ValueError:
@@ -73,7 +73,7 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
         seen = set()
         for key, _ in pairs:
             if key in seen:
-                raise NotJson(f"the key {key[:64]!r} appears twice in one object")
+                raise NotJson(f"has the key {key[:64]!r} twice in one object")
             seen.add(key)
     return members
 

@@ -51,7 +51,7 @@ def test_bodies_keep_their_bytes(client: httpx.Client) -> None:
     assert answer.status_code == 200
     content = client.get(f"/v1/files/{answer.json()['input_file_id']}/content").content
     assert content.count(b"\n") == 1
-    assert body.replace(b"\n", b" ") in content
+    assert body.replace(b"\n", b"\t") in content
 
 
 def test_rejected_records_name_their_position(client: httpx.Client) -> None:
@@ -71,6 +71,7 @@ def test_rejected_records_name_their_position(client: httpx.Client) -> None:
         b'{"custom_id":"i","body":{"model":"m","x":' + b"[" * 100_001 + b"]" * 100_001 + b"}}",
         b'{"custom_id":"j" "body":{"model":"m"}}',
         b'{"custom_id":"k","body":{"model":"m"}}',
+        b'{"custom_id":"l","body":{"model":"m","x":"two\nlines"}}',
     ]
     answer = post_raw(client, b"[" + b" ,\n".join(items) + b"]")
     assert answer.status_code == 200, answer.text
@@ -88,7 +89,26 @@ def test_rejected_records_name_their_position(client: httpx.Client) -> None:
         (12, "invalid_json"),
         (13, "invalid_json"),
         (14, "invalid_json"),
+        (16, "invalid_json"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"null", "The body is not a JSON object."),
+        (b"[]", "The body is not a JSON object."),
+        (b"", "The body is not a JSON object."),
+        (b"{", "The body is not JSON: it ends early."),
+        (b"{" + b" " * 2_000_000, "The body is not JSON: it ends early."),
+        (b'{"model":1,"model":2}', "The body has the key 'model' twice in one object."),
+        (b'{"model":NaN}', "The field 'model' contains NaN, which is not JSON."),
+        (b'{"model":"\xff"}', "The field 'model' is not UTF-8 at byte 2."),
+    ],
+)
+def test_what_is_wrong_with_the_body_is_a_sentence(client: httpx.Client, body: bytes, message: str) -> None:
+    answer = client.post("/v1/batches", content=body)
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
 
 
 @pytest.mark.parametrize("pad", [0, 2_000])

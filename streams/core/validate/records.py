@@ -110,7 +110,7 @@ class Validator:
         try:
             record = parse(data)
         except NotJson as error:
-            raise _Fault(RecordCode.INVALID_JSON, None, f"the record is {_as_phrase(error)}") from None
+            raise _Fault(RecordCode.INVALID_JSON, None, f"the record {error}") from None
         if not isinstance(record, dict):
             raise _Fault(RecordCode.INVALID_RECORD, None, "the record is not a JSON object")
         custom_id = _custom_id(record)
@@ -197,8 +197,3 @@ def _custom_id(record: dict[str, object]) -> str:
 
 def _brief(model: str) -> str:
     return repr(model if len(model) <= 100 else model[:100] + "…")
-
-
-def _as_phrase(error: NotJson) -> str:
-    words = str(error)
-    return words if words.startswith(("not ", "nested ")) else f"not usable JSON: it {words}"

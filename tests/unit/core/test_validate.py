@@ -177,6 +177,21 @@ def test_invalid_json(line: bytes) -> None:
     assert codes(rec(), line, rec("b")) == [None, "invalid_json", None]
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"a": "b', "the record is not JSON: Unterminated string starting at character 7"),
+        (b'{"a": "\x01"}', "the record is not JSON: Invalid control character at character 8"),
+        (b'{"a": 1, "a": 2}', "the record has the key 'a' twice in one object"),
+        (b'{"a": NaN}', "the record contains NaN, which is not JSON"),
+        (b'{"a": "\xff"}', "the record is not UTF-8 at byte 8"),
+        (b"[" * 101 + b"]" * 101, "the record is nested more than 100 levels deep"),
+    ],
+)
+def test_what_is_wrong_with_the_json_is_a_sentence(line: bytes, message: str) -> None:
+    assert only(line).message == message
+
+
 def test_json_at_the_edge_is_fine() -> None:
     assert codes(rec(x=[1])) == [None]
     nested: Any = 1
