@@ -1,7 +1,7 @@
 """The control host's routes: usage, prices, lag, keys, metrics and the dashboard. It serves no file or batch.
 
-A batch or file route answers 404 before any key is looked at, everything else 401 before 404. `/health` and
-`/metrics` need no key: they say nothing about any organization.
+A batch or file route answers 404 before any key is looked at, everything else 401 before 404. `/health`,
+`/metrics` and `/openapi.json` need no key: they say nothing about any organization.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from services.control import prices, usage
 from services.control.board import Board
 from services.control.callers import browser_of, caller_of, operator_of, whose_batches, whose_usage
 from services.control.lag import PartitionLag, by_topic, partition_lags
+from services.control.openapi import KeyList, LagList, PriceList, UsageList, description
 from services.control.overview import overview
 from services.control.page import HEADERS, page
 from services.control.shown import Everything, ask, own_process
@@ -58,20 +59,20 @@ def application(settings: Settings, principals: Principals, board: Board) -> Sta
         except ClickHouseError as error:
             log.warning("usage: %s", error)
             raise unavailable("The warehouse does not answer; try again shortly.") from error
-        return _list(rows)
+        return _json(UsageList(rows))
 
     async def get_prices(request: Request) -> Response:
         caller_of(request, principals)
-        return _list(prices.current(settings))
+        return _json(PriceList(prices.current(settings)))
 
     async def get_lag(request: Request) -> Response:
         caller_of(request, principals)
-        return _list(by_topic(await _lags(admin, settings)))
+        return _json(LagList(by_topic(await _lags(admin, settings))))
 
     async def get_keys(request: Request) -> Response:
         operator_of(request, principals)
         try:
-            return _list(await asyncio.to_thread(keys.listed, settings))
+            return _json(KeyList(await asyncio.to_thread(keys.listed, settings)))
         except KafkaFailed as error:
             log.warning("keys: %s", error)
             raise unavailable("The broker does not answer; try again shortly.") from error
@@ -102,6 +103,9 @@ def application(settings: Settings, principals: Principals, board: Board) -> Sta
         registry.register(Everything([*shown, own_process()]))
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
+    async def describe(request: Request) -> Response:
+        return _json(description())
+
     async def health(request: Request) -> Response:
         return PlainTextResponse("ok\n")
 
@@ -127,6 +131,7 @@ def application(settings: Settings, principals: Principals, board: Board) -> Sta
             get("/v1/keys", get_keys),
             get("/metrics", metrics),
             get("/health", health),
+            get("/openapi.json", describe),
         ],
         lifespan=lifespan,
         exception_handlers={404: absent, 405: absent, HTTPException: absent},
@@ -162,5 +167,5 @@ async def _lags(admin: Admin, settings: Settings) -> list[PartitionLag]:
         raise unavailable("The broker does not answer; try again shortly.") from error
 
 
-def _list(rows: object) -> Response:
-    return Response(msgspec.json.encode({"object": "list", "data": rows}), media_type="application/json")
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

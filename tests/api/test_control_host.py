@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -11,6 +12,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from starlette.routing import Route
 
 from schemas.facts import KeyFact, KeyIssued, KeyRevoked, KeyRole
 from schemas.ids import OrganizationId
@@ -279,6 +281,31 @@ async def test_keys_are_for_operators(http: httpx.AsyncClient) -> None:
     assert API_KEY not in answer.text
     for key in (API_KEY, FINANCE_KEY):
         assert (await http.get("/v1/keys", headers=_bearer(key))).status_code == 404
+
+
+async def test_the_description_says_what_is_there(settings: Settings, http: httpx.AsyncClient) -> None:
+    document = (await http.get("/openapi.json")).json()
+    schemas = document["components"]["schemas"]
+    assert document["openapi"] == "3.1.0"
+    named = set(re.findall(r'"#/components/schemas/([^"]+)"', msgspec.json.encode(document).decode()))
+    assert named <= set(schemas)
+    routes = application(settings, Principals(settings.organizations, lambda _: None), Board()).routes
+    assert set(document["paths"]) == {route.path for route in routes if isinstance(route, Route)}
+    for path, operations in document["paths"].items():
+        described = operations["get"]["responses"]
+        answer = await http.get(path, headers=_bearer(OPERATOR_KEY))
+        assert str(answer.status_code) in described
+        content = described["200"]["content"]
+        assert answer.headers["content-type"].partition(";")[0] in content, path
+        reference = content.get("application/json", {}).get("schema", {}).get("$ref", "")
+        if reference:
+            schema = schemas[reference.rpartition("/")[2]]
+            assert set(answer.json()) == set(schema["properties"])
+            [item] = [
+                schemas[name] for name in re.findall(r"schemas/(\w+)", str(schema["properties"]["data"]))
+            ]
+            for row in answer.json()["data"]:
+                assert set(row) <= set(item["properties"])
 
 
 async def test_the_dashboard_asks_browsers_for_a_key(http: httpx.AsyncClient) -> None:
