@@ -25,7 +25,7 @@ from starlette.routing import Route
 from schemas.settings import Settings
 from services.api.principals import Principals
 from services.api.refusals import Refusal, not_found, unavailable
-from services.control import prices, usage
+from services.control import prices, sampling, usage
 from services.control.board import Board
 from services.control.callers import browser_of, caller_of, operator_of, whose_batches, whose_usage
 from services.control.lag import PartitionLag, by_topic, partition_lags
@@ -111,10 +111,14 @@ def application(settings: Settings, principals: Principals, board: Board) -> Sta
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        recording = asyncio.create_task(prices.keep_recorded(settings))
+        keeping = [
+            asyncio.create_task(prices.keep_recorded(settings)),
+            asyncio.create_task(sampling.keep_sampling(settings, admin)),
+        ]
         signal_ready()
         yield
-        recording.cancel()
+        for task in keeping:
+            task.cancel()
 
     def get(path: str, handler: Handler) -> Route:
         return Route(path, _answered(handler), methods=["GET"])

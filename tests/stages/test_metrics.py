@@ -103,7 +103,7 @@ def test_a_batch_is_counted_at_every_stage(
     until(lambda: shown(host)[("openrelay_role_up", ("sink",))] == 0, 10, "the dead sink is not shown")
 
 
-def test_prices_are_recorded_at_the_start(
+def test_prices_and_lag_are_written_down(
     pipeline: MakePipeline, tables: EmbeddedWarehouse, control: list[ControlHost]
 ) -> None:
     stages = pipeline()
@@ -112,6 +112,12 @@ def test_prices_are_recorded_at_the_start(
     sql = f"SELECT tier, bps FROM billing.prices WHERE model = '{MODEL}' ORDER BY bps"
     until(lambda: client.query(sql).row_count, 30, "no price is recorded")
     assert client.query(sql).result_rows == [("standard", 5_000), ("expedited", 10_000)]
+    sql = "SELECT partition, committed, end_offset, lag FROM billing.lag_samples WHERE group_id = 'settle'"
+    partitions = stages.settings.kafka.partitions
+    until(lambda: client.query(sql).row_count >= partitions, 30, "no lag is written down")
+    for partition, committed, end, lag in client.query(sql).result_rows:
+        assert 0 <= partition < partitions
+        assert lag == end - max(committed, 0)
     client.close()
 
 
