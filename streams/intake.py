@@ -34,7 +34,7 @@ from schemas.records import INLINE_BODY_BYTES, Ref, Rejected, Request
 from schemas.settings import Settings
 from streams.blobs.port import Blobs
 from streams.core import bodies, extents
-from streams.core.lifecycle import BatchState, fold
+from streams.core.lifecycle import BatchState, OpenBatches, ended
 from streams.core.sealing import NONCE_BYTES, Sealer
 from streams.core.validate.lines import Line, Lines
 from streams.crashpoints import passing
@@ -84,8 +84,7 @@ class Intake:
         self._sealer = Sealer(settings.secrets)
         self._models = {topics.requests_name(model): model for model in settings.models}
         self._changed = threading.Condition()
-        self._states: dict[BatchId, BatchState] = {}
-        self._gone: set[BatchId] = set()
+        self._batches = OpenBatches(lambda state: state.enqueued is not None or ended(state))
         self._owned: set[int] = set()
         self._attempts: dict[BatchId, _Attempt] = {}
         self._stopping = False
@@ -130,15 +129,7 @@ class Intake:
             for message in messages:
                 if message.value is None:
                     continue
-                fact = _decode_fact(message.value)
-                if fact.batch in self._gone:
-                    continue
-                state = fold(self._states.get(fact.batch, BatchState()), fact, message.timestamp_ms)
-                if state.enqueued is not None or state.ended is not None or state.withdrawn:
-                    self._states.pop(fact.batch, None)
-                    self._gone.add(fact.batch)
-                else:
-                    self._states[fact.batch] = state
+                self._batches.fold(_decode_fact(message.value), message.timestamp_ms)
             self._changed.notify_all()
 
     def _assigned(self, partitions: list[TopicPartition]) -> None:
@@ -154,9 +145,9 @@ class Intake:
         """The batch with the fewest records left; waits for one, None when stopping."""
         with self._changed:
             while not self._stopping:
-                for batch in [b for b in self._attempts if b not in self._states]:
+                for batch in [b for b in self._attempts if b not in self._batches]:
                     del self._attempts[batch]
-                mine = [state for state in self._states.values() if self._is_mine(state)]
+                mine = [state for state in self._batches.states.values() if self._is_mine(state)]
                 if mine:
                     return min(mine, key=self._left)
                 self._changed.wait()
@@ -297,7 +288,6 @@ class Intake:
         producer.flush()
         passing("intake.enqueued")
         with self._changed:
-            self._states.pop(batch, None)
-            self._gone.add(batch)
+            self._batches.drop(batch)
             self._attempts.pop(batch, None)
         log.info("batch enqueued", batch=batch, runs=sum(map(len, runs.values())), partitions=len(runs))

@@ -7,6 +7,8 @@ that has read as far as another shows the same object, and no later read shows l
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from schemas.batches import Batch, BatchErrors, BatchUsage, InputDetails, OutputDetails, RequestCounts, Status
@@ -21,6 +23,7 @@ from schemas.facts import (
     Settled,
     Withdrawn,
 )
+from schemas.ids import BatchId
 from schemas.money import UsageTotals
 
 
@@ -108,6 +111,46 @@ def fold(state: BatchState, fact: BatchFact, at_ms: int) -> BatchState:
         case Withdrawn():
             return replace(state, withdrawn=not state.adopted)
     return state
+
+
+class OpenBatches:
+    """The batches a process cares about, folded as their facts come by.
+
+    A batch that is over is remembered by its id alone: what is still said of it, by a writer that woke up
+    late, does not bring it back.
+    """
+
+    def __init__(self, over: Callable[[BatchState], bool]) -> None:
+        self.states: dict[BatchId, BatchState] = {}
+        self._over = over
+        self._gone: set[BatchId] = set()
+
+    def __contains__(self, batch: BatchId) -> bool:
+        return batch in self.states
+
+    def is_gone(self, batch: BatchId) -> bool:
+        return batch in self._gone
+
+    def fold(self, fact: BatchFact, at_ms: int) -> BatchState | None:
+        """The batch's state after one more fact; None when it was over before."""
+        if fact.batch in self._gone:
+            return None
+        state = fold(self.states.get(fact.batch, BatchState()), fact, at_ms)
+        if self._over(state):
+            self.drop(fact.batch)
+        else:
+            self.states[fact.batch] = state
+        return state
+
+    def drop(self, batch: BatchId) -> None:
+        """It is over, by this process's own knowledge."""
+        self.states.pop(batch, None)
+        self._gone.add(batch)
+
+
+def ended(state: BatchState) -> bool:
+    """Nothing will change for the batch any more."""
+    return state.ended is not None or state.withdrawn
 
 
 def advance(state: BatchState, progress: Progress) -> BatchState:

@@ -24,7 +24,7 @@ from streams import metrics
 from streams.blobs.port import Blobs
 from streams.core.judge import Again
 from streams.core.lanes import Lane
-from streams.core.lifecycle import BatchState, fold
+from streams.core.lifecycle import BatchState, OpenBatches, ended
 from streams.core.schedule import Schedule
 from streams.dispatch import health
 from streams.dispatch.backlog import Backlog
@@ -84,9 +84,7 @@ class Dispatcher:
             positions=self._partitions.positions,
             on_failed=self._from_member_failure,
         )
-        self._states: dict[BatchId, BatchState] = {}
-        self._gone: set[BatchId] = set()
-        """Batches that have ended: whatever is still said of them does not bring them back."""
+        self._batches = OpenBatches(ended)
         self._jobs: dict[BatchId, Job] = {}
         self._pools: dict[str, ModelPool] = {}
         self._schedules: dict[str, Schedule] = {}
@@ -210,16 +208,13 @@ class Dispatcher:
         if message.value is None:
             return
         fact = _decode_fact(message.value)
-        if fact.batch in self._gone:
+        state = self._batches.fold(fact, message.timestamp_ms)
+        if state is None:
             return
-        state = fold(self._states.get(fact.batch, BatchState()), fact, message.timestamp_ms)
-        if state.ended is not None or state.withdrawn:
-            self._gone.add(fact.batch)
-            self._states.pop(fact.batch, None)
+        if ended(state):
             self._drop(fact.batch)
-            return
-        self._states[fact.batch] = state
-        self._consider(fact.batch, state)
+        else:
+            self._consider(fact.batch, state)
 
     def _consider(self, batch: BatchId, state: BatchState) -> None:
         if state.settled is not None:

@@ -16,7 +16,7 @@ from schemas.records import Ledger, Result
 from schemas.settings import Settings
 from streams import metrics
 from streams.core import pricing
-from streams.core.lifecycle import BatchState, fold
+from streams.core.lifecycle import BatchState, OpenBatches, ended
 from streams.core.verdicts import Effects, decide, nudge, spec_of
 from streams.crashpoints import passing
 from streams.kafka.admin import Admin, TopicPartition
@@ -52,8 +52,7 @@ class Settler:
         self._grace_ms = round(settings.limits.expiry_grace_s * 1000)
         self._instance = instance
         self._lock = threading.Lock()
-        self._states: dict[BatchId, BatchState] = {}
-        self._gone: set[BatchId] = set()
+        self._batches = OpenBatches(ended)
         self._ended: list[BatchId] = []
         self._partitions: dict[int, Partition] = {}
         self._nudged: set[BatchId] = set()
@@ -108,15 +107,9 @@ class Settler:
                 if message.value is None:
                     continue
                 fact = _decode_fact(message.value)
-                if fact.batch in self._gone:
-                    continue
-                state = fold(self._states.get(fact.batch, BatchState()), fact, message.timestamp_ms)
-                if state.ended is not None or state.withdrawn:
-                    self._states.pop(fact.batch, None)
-                    self._gone.add(fact.batch)
+                state = self._batches.fold(fact, message.timestamp_ms)
+                if state is not None and ended(state):
                     self._ended.append(fact.batch)
-                else:
-                    self._states[fact.batch] = state
 
     def _state(self, batch: BatchId) -> BatchState | None:
         """None when the batch is settled: every line it gets is written, whatever still comes is waste.
@@ -125,9 +118,9 @@ class Settler:
         """
         for attempt in ("now", "caught up"):
             with self._lock:
-                if batch in self._gone:
+                if self._batches.is_gone(batch):
                     return None
-                state = self._states.get(batch)
+                state = self._batches.states.get(batch)
             if state is not None and state.settled is not None:
                 return None
             if state is not None and state.created is not None and state.enqueued is not None:
@@ -143,7 +136,7 @@ class Settler:
         firsts, ends = self._admin.first_offsets(places), self._admin.end_offsets(places)
         self._follower.wait_caught_up(CATCH_UP_S)
         with self._lock:
-            open_batches = {b for b, state in self._states.items() if state.settled is None}
+            open_batches = {b for b, state in self._batches.states.items() if state.settled is None}
         reader = PositionReader(self._settings.kafka, f"openrelay-{self._instance}-ledger", 1)
         starts = {}
         try:
@@ -258,8 +251,8 @@ class Settler:
 
     def _forget_ended(self) -> None:
         with self._lock:
-            ended, self._ended = self._ended, []
-        for batch in ended:
+            over, self._ended = self._ended, []
+        for batch in over:
             self._nudged.discard(batch)
             for partition in self._partitions.values():
                 if partition.drop(batch):
@@ -270,7 +263,11 @@ class Settler:
         now_ms = time.time_ns() // 1_000_000
         partitions = self._settings.kafka.partitions
         with self._lock:
-            states = [s for s in self._states.values() if s.settled is None and s.created is not None]
+            states = [
+                state
+                for state in self._batches.states.values()
+                if state.settled is None and state.created is not None
+            ]
         for state in states:
             assert state.created is not None
             batch = state.created.batch

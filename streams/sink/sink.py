@@ -17,7 +17,7 @@ from schemas.records import Line, Remainder, ResultLine
 from schemas.settings import Settings
 from streams import metrics
 from streams.blobs.port import Blobs
-from streams.core.lifecycle import BatchState, fold
+from streams.core.lifecycle import BatchState, OpenBatches, ended
 from streams.crashpoints import passing
 from streams.kafka.admin import Admin, TopicPartition
 from streams.kafka.follow import Follower
@@ -71,8 +71,7 @@ class Sink:
         self._lock = threading.Lock()
         self._settled: dict[BatchId, BatchState] = {}
         """Batches of any partition that are settled and have not ended."""
-        self._states: dict[BatchId, BatchState] = {}
-        self._gone: set[BatchId] = set()
+        self._batches = OpenBatches(ended)
         self._ended_lately: list[BatchId] = []
         self._positions: dict[TopicPartition, int] = {}
         self._committed: dict[TopicPartition, int] = {}
@@ -127,18 +126,14 @@ class Sink:
                     continue
                 fact = _decode_fact(message.value)
                 batch = fact.batch
-                if batch in self._gone:
+                state = self._batches.fold(fact, message.timestamp_ms)
+                if state is None:
                     continue
-                state = fold(self._states.get(batch, BatchState()), fact, message.timestamp_ms)
-                if state.ended is not None or state.withdrawn:
-                    self._states.pop(batch, None)
+                if ended(state):
                     self._settled.pop(batch, None)
-                    self._gone.add(batch)
                     if state.ended_at_ms > lately_ms:
                         self._ended_lately.append(batch)
-                    continue
-                self._states[batch] = state
-                if state.settled is not None and state.created is not None:
+                elif state.settled is not None and state.created is not None:
                     self._settled[batch] = state
 
     def _is_mine(self, batch: BatchId) -> bool:
@@ -175,7 +170,7 @@ class Sink:
         line = _decode_line(message.value)
         metrics.SINK_LINES.labels(message.topic).inc()
         self._positions[where] = message.offset + 1
-        if line.batch in self._gone:
+        if self._batches.is_gone(line.batch):
             return
         if isinstance(line, Remainder):
             self._blobs.put(segments.remainder_name(line.batch), message.value)
@@ -220,8 +215,8 @@ class Sink:
     def _end_settled(self) -> None:
         with self._lock:
             settled = {b: state for b, state in self._settled.items() if b not in self._endings}
-            ended, self._ended_lately = self._ended_lately, []
-        for batch in ended:
+            over, self._ended_lately = self._ended_lately, []
+        for batch in over:
             if self._is_mine(batch):
                 self._merger.submit(segments.remove, self._blobs, batch)
         for batch, state in settled.items():
@@ -269,8 +264,7 @@ class Sink:
         passing("sink.ended")
         with self._lock:
             self._settled.pop(batch, None)
-            self._gone.add(batch)
-            self._states.pop(batch, None)
+            self._batches.drop(batch)
         del self._endings[batch]
         self._merger.submit(segments.remove, self._blobs, batch)
         metrics.MERGES.labels("ended").inc()
