@@ -56,7 +56,7 @@ def test_killed_in_the_middle_of_an_upload(mortal: Host) -> None:
 
     def half() -> Iterator[bytes]:
         yield body[: len(body) // 2]
-        until(lambda: any(name.startswith(".tmp/") for name in objects(mortal)), 10, "a temporary file")
+        until(lambda: any(name.startswith(".tmp/") for name in objects(mortal)), 60, "a temporary file")
         mortal.kill()
         yield body[len(body) // 2 :]
 
@@ -171,8 +171,8 @@ def test_an_acknowledgement_that_does_not_come(mortal: Host, own_broker: Embedde
 
         sending = threading.Thread(target=send)
         sending.start()
-        (worker,) = until(lambda: workers(mortal), 10, "a worker")
-        until(lambda: worker.cpu_percent(0.05) > 50, 10, "the check")
+        (worker,) = until(lambda: workers(mortal), 60, "a worker")
+        until(lambda: worker.cpu_percent(0.05) > 50, 60, "the check")
         own_broker.pause()
         sending.join()
         assert answers[0].status_code == 503
@@ -223,8 +223,8 @@ def test_workers_end_with_the_process_even_in_the_middle_of_a_job(mortal: Host) 
         file = stored(client, line * 10)
         sending = threading.Thread(target=_ignoring, args=(client, order(input_file_id=file)))
         sending.start()
-        (worker,) = until(lambda: workers(mortal), 10, "a worker")
-        until(lambda: worker.cpu_percent(0.1) > 50, 10, "the job")
+        (worker,) = until(lambda: workers(mortal), 60, "a worker")
+        until(lambda: worker.cpu_percent(0.1) > 50, 60, "the job")
         mortal.kill()
         sending.join()
         worker.wait(5)
@@ -239,8 +239,8 @@ def test_a_worker_that_dies_costs_one_answer(mortal: Host) -> None:
             target=lambda: answers.append(client.post("/v1/batches", json=order(input_file_id=file)))
         )
         sending.start()
-        (worker,) = until(lambda: workers(mortal), 10, "a worker")
-        until(lambda: worker.cpu_percent(0.1) > 50, 10, "the job")
+        (worker,) = until(lambda: workers(mortal), 60, "a worker")
+        until(lambda: worker.cpu_percent(0.1) > 50, 60, "the job")
         worker.kill()
         sending.join()
         assert answers[0].status_code == 503
