@@ -210,7 +210,7 @@ def test_expiry(api_broker: EmbeddedBroker, tmp_path: Path) -> None:
             file = stored(client)
             batch = create(client, input_file_id=stored(client))["id"]
             expires = client.get(f"/v1/files/{file}").json()["expires_at"]
-            until(lambda: client.get(f"/v1/files/{file}").status_code == 404, 10, "expiry")
+            until(lambda: client.get(f"/v1/files/{file}").status_code == 404, 60, "expiry")
             assert expires <= time.time() < expires + 2
             for answer in (
                 client.get(f"/v1/files/{file}/content"),

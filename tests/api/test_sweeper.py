@@ -211,5 +211,5 @@ def test_it_runs_and_stops(world: World, tmp_path: Path) -> None:
     sweeper = Sweeper(world.blobs, tmp_path / "x.sqlite", every_s=0.01)
     world.put(f"tickets/{file_id(4)}.{'0' * 16}.5")
     sweeper.start()
-    until(lambda: world.blobs.list("") == [], 10, "a sweep")
+    until(lambda: world.blobs.list("") == [], 60, "a sweep")
     sweeper.stop()

@@ -242,7 +242,7 @@ def test_a_crash_repeats_only_what_was_running_even_far_behind(
 
 @pytest.mark.faults
 def test_a_storm_of_rebalances(pipeline: MakePipeline, simulator: Simulator) -> None:
-    """Dispatchers come and go every two seconds; progress never stops for ten."""
+    """Dispatchers come and go every two seconds, and progress goes on."""
     stages = pipeline(slots=50)
     simulator.control(latency_ms=100)
     stages.start("intake", "dispatch", "settle", "sink")
