@@ -17,6 +17,7 @@ BENCHES: dict[str, Callable[[int], list[tuple[str, str, str]]]] = {
     "two-dispatchers": run.two_dispatchers,
     "creation": run.creation,
     "utilisation": run.utilisation,
+    "in-flight": run.in_flight,
     "neighbours": neighbours.beside_a_large_batch,
     "recovery": neighbours.recovery,
     "many-batches": neighbours.many_batches,

@@ -103,6 +103,27 @@ def utilisation(rounds: int) -> list[Row]:
     return rows
 
 
+def in_flight(rounds: int) -> list[Row]:
+    """2,000 calls at once in one dispatcher."""
+    count, slots = 10_000, 2_000
+    with rig(slots=slots, latency_ms=2_000) as on:
+        on.wait("org_a", on.create("org_a", lines(10)))
+        data = lines(count)
+        before = on.cpu()["dispatch"]
+        seconds, every = median_of(rounds, lambda: _run(on, data))
+        used_ms = (on.cpu()["dispatch"] - before) * 1000 / (count * rounds)
+        ideal = count * 2.0 / slots
+        peak = on.memory()["dispatch"]
+    return [
+        (
+            f"{count:,} records at 2 s, {slots:,} slots",
+            f"{seconds:.1f} s, ideal {ideal:.0f} s",
+            _all(every, "s"),
+        ),
+        ("one dispatcher with 2,000 calls", f"{peak} MiB, {used_ms:.2f} CPU ms a call", ""),
+    ]
+
+
 def _mean_running(on: Rig, data: bytes) -> float:
     """Mean share of the slots in use between the first tenth and the last fifth of the records."""
     batch = on.create("org_a", data)
