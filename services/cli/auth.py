@@ -43,8 +43,10 @@ def login(
         key = getpass.getpass(f"API key for {url}: ").strip()
     else:
         raise Trouble("There is no terminal to ask on: give the key with --with-token.", Exit.USAGE)
-    if not key or not key.isascii() or not key.isprintable() or " " in key:
-        raise Trouble("That is not an API key: it is empty or has blanks or control characters.", Exit.USAGE)
+    if not credentials.is_key(key):
+        raise Trouble(
+            "That is not an API key: it is empty, or has other than printable ASCII characters.", Exit.USAGE
+        )
     where = credentials.places()
     try:
         with Client(url, key) as client:

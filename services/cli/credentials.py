@@ -100,10 +100,16 @@ def resolve(where: Places) -> Target:
             f"No API key for {base_url}: run `orl auth login`, set OPENRELAY_API_KEY, "
             "or start a local stack with `openrelay up`."
         )
+    key = key.strip()
+    if not is_key(key):
+        raise NoCredentials(
+            f"The key for {base_url} is not an API key: it is empty, or has other than printable ASCII "
+            "characters. Look at OPENRELAY_API_KEY, or run `orl auth login`."
+        )
     control_url = where.environ.get("OPENRELAY_CONTROL_URL") or (login and login.control_url)
     if not control_url:
         control_url = here.control_url if here is not None else _control_url_of(base_url)
-    return Target(base_url, key.strip(), control_url.rstrip("/") if control_url else None)
+    return Target(base_url, key, control_url.rstrip("/") if control_url else None)
 
 
 def store(where: Places, base_url: str, api_key: str, control_url: str | None) -> None:
@@ -132,6 +138,11 @@ def normal_base_url(text: str) -> str:
         raise BadUrl(f"{text!r} is not an http or https URL.")
     path = parts.path.rstrip("/") or "/v1"
     return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
+
+
+def is_key(text: str) -> bool:
+    """Whether a header could carry it; the server knows whether it is a key."""
+    return bool(text) and text.isascii() and text.isprintable() and " " not in text
 
 
 def _control_url_of(base_url: str) -> str | None:

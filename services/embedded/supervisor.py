@@ -46,6 +46,11 @@ def run(config: Path | None, data: Path | None, *, port: int, control_port: int,
     """Run a stack until SIGTERM or SIGINT; exits 0 then, 1 if it cannot run, 2 for faulty settings."""
     if dispatchers < 1:
         _fail("--dispatchers: at least one is needed", 2)
+    for name, wanted in (("--port", port), ("--control-port", control_port)):
+        if not 0 <= wanted < 65_536:
+            _fail(f"{name}: must be a port from 1 to 65535, or 0 for any", 2)
+    if port and port == control_port:
+        _fail("--port and --control-port: two hosts need two ports", 2)
     try:
         tree = read_tree(config, os.environ)
         directory = (data or Path(str(tree.get("data_dir") or default_data_dir()))).expanduser().absolute()
@@ -264,7 +269,8 @@ async def _first(*futures: asyncio.Future[Any]) -> None:
 def _alone(directory: Path) -> Iterator[None]:
     """One stack a data directory, for as long as this process lives."""
     file = directory / "run" / "lock"
-    file.parent.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # inputs and logs are in it as they were sent
+    file.parent.mkdir(exist_ok=True)
     with file.open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

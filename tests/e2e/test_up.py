@@ -144,6 +144,10 @@ def test_a_second_one_on_the_same_directory_is_refused(stack: Stack) -> None:
     assert stack.connection_file.exists()
 
 
+def test_what_customers_sent_is_for_this_user_only(stack: Stack) -> None:
+    assert stat.S_IMODE((stack.directory / "data").stat().st_mode) == 0o700
+
+
 def test_a_taken_port_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -153,6 +157,21 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
             assert done.stderr.strip() == (
                 f"openrelay: port {port} is taken by another program; choose another with {option}"
             )
+
+
+@pytest.mark.parametrize(
+    ("port", "control_port", "named"),
+    [
+        ("65536", "0", "--port"),
+        ("0", "-1", "--control-port"),
+        ("18001", "18001", "--port and --control-port"),
+    ],
+)
+def test_ports_that_cannot_be_are_refused(tmp_path: Path, port: str, control_port: str, named: str) -> None:
+    done = _up("--data", str(tmp_path / "data"), "--port", port, "--control-port", control_port)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"openrelay: {named}: ")
+    assert not (tmp_path / "data").exists()
 
 
 def test_faulty_settings_are_named_all_at_once(tmp_path: Path) -> None:

@@ -58,6 +58,12 @@ def test_the_environment_comes_first(tmp_path: Path) -> None:
     assert resolve(where).control_url == "https://control.example.com"
 
 
+@pytest.mark.parametrize("key", ["or_\udcff\udcfe", "or_é", "or_a b", "or_a\nb", " "])
+def test_what_no_header_can_carry_is_no_key(tmp_path: Path, key: str) -> None:
+    with pytest.raises(NoCredentials, match="OPENRELAY_API_KEY"):
+        resolve(places(tmp_path, OPENRELAY_API_KEY=key))
+
+
 def test_what_is_stored_comes_before_a_running_stack(tmp_path: Path) -> None:
     run_stack(tmp_path, os.getpid())
     where = places(tmp_path)
