@@ -2,7 +2,7 @@
 
 The key and the base URL are looked for in three places, the first that has one wins: the environment
 (`OPENRELAY_API_KEY`, `OPENRELAY_BASE_URL`), what `orl auth login` stored, a stack started by `openrelay up`
-in the default data directory. A stored key is sent only to the base URL it was stored for, and the key of
+in the data directory it takes without `--data`: `OPENRELAY_DATA_DIR`, else this user's. A stored key is sent only to the base URL it was stored for, and the key of
 a running stack only to that stack.
 """
 
@@ -71,10 +71,11 @@ class Places(msgspec.Struct, frozen=True):
 
 def places() -> Places:
     """Those of this user."""
+    data_dir = os.environ.get("OPENRELAY_DATA_DIR")
     return Places(
         os.environ,
         platformdirs.user_config_path("openrelay"),
-        platformdirs.user_data_path("openrelay"),
+        Path(data_dir).expanduser() if data_dir else platformdirs.user_data_path("openrelay"),
     )
 
 

@@ -30,6 +30,11 @@ account.add_to(app)
 
 def main() -> None:
     """Entry point: every `Trouble` becomes one sentence and an exit status."""
+    for word in sys.argv[1:]:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            _fail(f"The argument {word!r} is not UTF-8.", Exit.USAGE)
     try:
         app(sys.argv[1:])
     except Trouble as trouble:

@@ -49,6 +49,13 @@ def test_login_stores_the_key_for_this_user_only(home: Path, server: StandIn, or
     assert orl("auth", "logout").status == 2
 
 
+def test_an_argument_that_is_not_utf_8_is_named(logged_in: Path, requests: Path, orl: Orl) -> None:
+    for words in (("files", "delete", "\udcff"), create(requests, "--metadata", "\udcff=x")):
+        done = orl(*words)
+        assert (done.status, done.out) == (2, "")
+        assert done.err == f"orl: The argument {words[-1]!r} is not UTF-8.\n"
+
+
 def test_login_refuses_a_key_the_server_refuses(home: Path, server: StandIn, orl: Orl) -> None:
     url = ("--base-url", server.base_url)
     done = orl("auth", "login", "--with-token", *url, stdin="or_wrong\n")

@@ -8,8 +8,10 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import platformdirs
 import pytest
 
+from services.cli import credentials
 from services.cli.credentials import (
     DEFAULT_BASE_URL,
     BadUrl,
@@ -80,6 +82,15 @@ def test_a_key_goes_only_where_it_belongs(tmp_path: Path) -> None:
         resolve(where)
     assert resolve(places(tmp_path, OPENRELAY_BASE_URL=URL)).api_key == "or_stack"
     assert resolve(places(tmp_path, OPENRELAY_BASE_URL=DEFAULT_BASE_URL)).api_key == "or_stored"
+
+
+def test_a_stack_is_looked_for_where_it_was_told_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENRELAY_DATA_DIR", str(tmp_path / "data"))
+    assert credentials.places().data_dir == tmp_path / "data"
+    monkeypatch.delenv("OPENRELAY_DATA_DIR")
+    assert credentials.places().data_dir == platformdirs.user_data_path("openrelay")
 
 
 def test_the_file_of_a_dead_stack_counts_for_nothing(tmp_path: Path) -> None:
