@@ -2,8 +2,8 @@
 
 The key and the base URL are looked for in three places, the first that has one wins: the environment
 (`OPENRELAY_API_KEY`, `OPENRELAY_BASE_URL`), what `orl auth login` stored, a stack started by `openrelay up`
-in the data directory it takes without `--data`: `OPENRELAY_DATA_DIR`, else this user's. A stored key is sent only to the base URL it was stored for, and the key of
-a running stack only to that stack.
+in the data directory it takes without `--data`: `OPENRELAY_DATA_DIR`, else this user's. A stored key is sent
+only to the base URL it was stored for, and the key of a running stack only to that stack.
 """
 
 from __future__ import annotations
