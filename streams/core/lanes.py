@@ -53,7 +53,7 @@ class Lane:
         self.given_up: int | None = None
         self.suspects: deque[int] = deque()
         self.steps: dict[int, Step] = {}
-        """By position: the last step that a workflow record has finished and written down."""
+        """By position: the last step that a workflow record finished in an earlier run; it goes on there."""
         self._steps_since: dict[int, int] = {}
         """By position: where in `results` the first of those lies."""
         self._suspected: set[int] = set()
@@ -186,12 +186,17 @@ class Lane:
             if not self._suspected:
                 self.crashes = 0
 
-    def note_step(self, step: Step, offset: int) -> None:
-        """A record has written a step down, at this offset of `results`; the first of a number holds."""
+    def wrote_step(self, position: int, offset: int) -> None:
+        """A workflow record has written a step down, at this offset of `results`."""
+        if not self.is_finished(position):
+            self._steps_since.setdefault(position, offset)
+
+    def restore_step(self, step: Step, offset: int) -> None:
+        """A step that an earlier run wrote down, in the order of offsets; the first of a number holds."""
         position = step.origin[1]
         if self.is_finished(position):
             return
-        self._steps_since.setdefault(position, offset)
+        self.wrote_step(position, offset)
         known = self.steps.get(position)
         if known is None or step.step > known.step:
             self.steps[position] = step

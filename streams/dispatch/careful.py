@@ -16,7 +16,6 @@ from schemas.records import Answered, Failed
 from streams.core.judge import Again
 from streams.core.lanes import Lane
 from streams.dispatch.backlog import Backlog
-from streams.dispatch.calls import failed
 from streams.dispatch.done import DoneLog
 from streams.dispatch.jobs import Job, Work
 from streams.dispatch.runner import Runner
@@ -38,6 +37,7 @@ class Careful:
         done: DoneLog,
         runner: Runner,
         call: Callable[[Job, Work, ModelPool, Slot], Awaitable[Answered | Failed | Again]],
+        cut_off: Callable[[Job, Work, str, str], Failed],
     ) -> None:
         self._jobs = jobs
         self._pools = pools
@@ -45,6 +45,7 @@ class Careful:
         self._done = done
         self._runner = runner
         self._call = call
+        self._cut_off = cut_off
         self._lanes: set[Lane] = set()
         self._loop = asyncio.get_running_loop()
         self.task: asyncio.Task[None] | None = None
@@ -86,7 +87,7 @@ class Careful:
     async def _run_alone(self, job: Job, work: Work) -> None:
         """Run a record to its result, attempts and waits included."""
         if work.position == work.lane.given_up:
-            await self._runner.send(job, work, failed(work, RunCode.PROCESSING_FAILED, _GIVEN_UP))
+            await self._runner.send(job, work, self._cut_off(job, work, RunCode.PROCESSING_FAILED, _GIVEN_UP))
             return
         pool = self._pools[job.model]
         while job.closing is None and work.lane in self._lanes:

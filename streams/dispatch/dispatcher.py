@@ -94,7 +94,13 @@ class Dispatcher:
         self._loops = Loops(settings, self._runner, store, self._pump)
         self._runner.on_free_slot = self._pump
         self._careful = Careful(
-            self._jobs, self._pools, self._backlog, self._done, self._runner, self._record
+            self._jobs,
+            self._pools,
+            self._backlog,
+            self._done,
+            self._runner,
+            self._record,
+            self._loops.cut_off,
         )
         self._retries: list[tuple[float, int, Work, Job]] = []
         self._watch = Watch(self._jobs, self._pools, self._retries, self._backlog, self._may_start)

@@ -30,7 +30,7 @@ from schemas.errors import RunCode
 from schemas.records import Answered, Failed, Ref, Step
 from schemas.settings import Settings
 from streams import metrics
-from streams.core import answers
+from streams.core import answers, workflow
 from streams.core.judge import Again, CodedFailure, End, HttpFailure, Succeeded
 from streams.core.sealing import Sealer
 from streams.core.toolconfig import ToolConfig, WorkflowConfig, decode_openrelay
@@ -126,13 +126,17 @@ class Loops:
 
     def cut_off(self, job: Job, work: Work, code: str, message: str) -> Failed:
         """The result of a record that ends here: a workflow's succeeded requests are billed all the same."""
-        result = failed(work, code, message)
-        if work.flow is None:
-            return result
-        created = job.state.created
+        result, created = failed(work, code, message), job.state.created
         assert created is not None
-        report = Raw(_encode(work.flow.report(created.price)))
-        return msgspec.structs.replace(result, billed=work.flow.billed, openrelay=report)
+        step = work.lane.steps.get(work.position)
+        if work.flow is not None:
+            billed, report = work.flow.billed, work.flow.report(created.price)
+        elif step is not None:
+            billed = step.billed
+            report = workflow.report(step.step, step.requests, step.billed, created.price)
+        else:
+            return result
+        return msgspec.structs.replace(result, billed=billed, openrelay=Raw(_encode(report)))
 
     # ---- tools ----
 
@@ -208,7 +212,7 @@ class Loops:
         self, job: Job, work: Work, pool: ModelPool, config: WorkflowConfig
     ) -> Answered | Failed:
         flow = work.flow = Workflow(config, pool.model)
-        step = work.lane.steps.get(work.position)
+        step = work.lane.steps.pop(work.position, None)
         if step is not None:
             flow.resume(step, await self._results_of(step))
         while True:

@@ -61,7 +61,7 @@ class Partitions:
         elif restored is not None:
             lane.absorb(restored)
         for offset, step in self._done.steps.pop((job.batch, partition), []):
-            lane.note_step(step, offset)
+            lane.restore_step(step, offset)
         job.lanes[partition] = lane
         return lane
 

@@ -114,10 +114,10 @@ class Runner:
 
     async def note(self, job: Job, work: Work, step: Step) -> None:
         """Write down that a workflow record has finished a step; returns when that is acknowledged."""
-        lane = work.lane
+        lane, position = work.lane, work.position
 
         def acknowledged(upto: int) -> None:
-            lane.note_step(step, upto - 1)
+            lane.wrote_step(position, upto - 1)
             if job.lanes.get(lane.partition) is lane:
                 self._done.changed(lane)
 

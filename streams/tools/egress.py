@@ -30,8 +30,8 @@ MAX_ANSWER_BYTES = 8 * 1024 * 1024
 KEEP_ALIVE_S = 1.5
 """Shorter than servers keep idle connections: a request sent into a closed one is not repeated."""
 
-PER_HOST = 512
-PER_ORGANIZATION = 1_024
+PER_HOST = 256
+PER_ORGANIZATION = 512
 """Requests at once; further ones wait, and their deadline begins when their turn comes."""
 
 RESOLVERS = 16

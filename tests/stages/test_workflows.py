@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -394,3 +395,58 @@ def test_a_cancelled_batch_lets_running_workflows_end(
     assert output["r0"]["response"]["body"]["output"] == "whole"
     assert error["r1"]["error"]["code"] == "batch_cancelled"
     assert error["r1"]["openrelay"]["usage"]["input_tokens"] == 4
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_kills_at_any_instant_lose_and_double_nothing(
+    pipeline: MakePipeline, customer: Customer, tables: EmbeddedWarehouse, seed: int
+) -> None:
+    """Workflows and tools while dispatch and settle are killed again and again."""
+    chance = random.Random(seed)
+
+    async def callback(asked: dict[str, Any]) -> Any:
+        await asyncio.sleep(0.1)
+        step, name = asked["step"], asked["custom_id"]
+        if step == 4:
+            return done(step) if int(name[1:]) % 3 else {"status": "failed", "error": {"message": "no"}}
+        assert step == 0 or len(asked["results"]) == 2
+        return go_on(a=f"usage:7/{step} slow:0.05 kills {name}", b=f"usage:1/1 kills {name}")
+
+    stages = pipeline()
+    stages.start(*ROLES, "meter")
+    flows = Flows(customer)
+    for _ in range(30):
+        flows.add(callback)
+    tool_config = {"url": f"{customer.url}/tools/slow/0.1"}
+    tools = [
+        record(f"r{i}", f"tools:3 usage:2/1 kills {seed} {i}", openrelay={"tool_config": tool_config})
+        for i in range(30, 60)
+    ]
+    batch = stages.create([*flows.records, *tools])
+    until(lambda: customer.received, 30, "nothing runs")
+    for _ in range(5):
+        pause_s = chance.uniform(0.1, 0.8)
+        since = time.monotonic()
+        until(lambda: time.monotonic() - since > pause_s, 5, "the clock stands")  # noqa: B023
+        role = chance.choice(["dispatch", "dispatch", "settle"])
+        stages.kill(role)
+        stages.start(role)
+    state, output, error = finish(stages, batch, 60)
+    # Whoever was running at three crashes is given up, as promised; what it had finished is billed.
+    given_up = {name for name, line in error.items() if line["error"]["code"] == "processing_failed"}
+    rows = []
+    for i in range(30):
+        name = f"r{i}"
+        assert name in given_up or (name in error) == (i % 3 == 0)
+        line = error.get(name) or output[name]["response"]["body"]
+        report = line.get("openrelay", {"workflow_steps": 0, "workflow_requests": 0})
+        steps = report["workflow_steps"]
+        assert name in given_up or steps == 4
+        assert report["workflow_requests"] == 2 * steps
+        rows += [f"{i} usage:{step}:{each}" for step in range(steps) for each in "ab"]
+    for i in range(30, 60):
+        if f"r{i}" not in given_up:
+            assert output[f"r{i}"]["response"]["body"]["usage"]["prompt_tokens"] == 8
+            rows.append(f"{i} usage")
+    assert len(given_up) <= 2
+    check_rows(tables, state, *rows)
