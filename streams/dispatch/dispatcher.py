@@ -411,10 +411,16 @@ class Dispatcher:
             schedule.set_ready(job.batch, bool(job.turns) or (job.closing is None and waiting))
 
     def _must_wait(self, job: Job) -> bool:
-        """Whether the next record would be one too many between calls."""
+        """Whether every record read would be one too many between calls; plain ones are let past those."""
         created = job.state.created
         assert created is not None
-        return job.ready[0].loops and self._loops.full(created.organization)
+        if not self._loops.full(created.organization):
+            return False
+        for _ in range(len(job.ready)):
+            if not job.ready[0].loops:
+                return False
+            job.ready.rotate(-1)
+        return True
 
     def _may_start(self, job: Job) -> bool:
         """Whether a record of the job that waits, if there is one, could be started now."""
