@@ -172,6 +172,13 @@ LAG = _gauge(
     "topic",
     "partition",
 )
+LAG_OLDEST = _gauge(
+    "control",
+    "openrelay_lag_oldest_seconds",
+    "How long the oldest record that a group has not finished has waited, once a minute.",
+    "group",
+    "topic",
+)
 ROLE_UP = _gauge("control", "openrelay_role_up", "1 when the process shows its metrics.", "role")
 
 

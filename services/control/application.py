@@ -113,7 +113,7 @@ def application(settings: Settings, principals: Principals, board: Board) -> Sta
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         keeping = [
             asyncio.create_task(prices.keep_recorded(settings)),
-            asyncio.create_task(sampling.keep_sampling(settings, admin)),
+            asyncio.create_task(sampling.keep_sampling(settings)),
         ]
         signal_ready()
         yield
