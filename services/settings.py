@@ -1,9 +1,9 @@
 """From a settings file and `OPENRELAY_` variables to one checked `Settings` tree.
 
-Three steps, each of which can be used alone: `read_tree` merges the file (TOML, or JSON by its suffix) with
-the environment into plain tables; `decode` turns tables into structs, strictly; `validate` knows the rules
-that span fields. `load` is all three. Faults are collected, never reported one by one, and each names its
-key the way a person would write it (`limits.max_attempts`).
+`read_tree` merges the file (TOML, or JSON by its suffix) with the environment into plain tables; `checked`
+turns tables into structs, strictly; `validate` knows the rules that types do not show. `load` is all three.
+Faults are collected, never reported one by one, and each names its key the way a person would write it
+(`limits.max_attempts`).
 
 A variable is a setting when its name has two underscores between levels (`OPENRELAY_LIMITS__DRAIN_S=5`) or
 is a key of the top level (`OPENRELAY_MODELS={"m": {...}}`). Values are JSON where the field is not text.
@@ -57,9 +57,15 @@ def load(path: Path | None, environ: Mapping[str, str] | None = None) -> Setting
 
 
 def checked(tree: Tree) -> Settings:
-    """Decode and validate a complete tree; raises SettingsError with every fault."""
-    settings = decode(tree)
-    faults = validate(settings)
+    """Structs from a complete tree, no key unknown and no type bent; raises SettingsError with every fault.
+
+    Faults of form are looked for table by table, since the decoder itself stops at the first. They do not
+    hide faults of meaning elsewhere: those are looked for in what is left of the tree.
+    """
+    faults = list(_faults(tree, Settings, ""))
+    broken = tuple(fault.split(": ")[0] + end for fault in faults for end in ":.[")
+    settings = msgspec.convert(_mended(tree, Settings), Settings)
+    faults += (fault for fault in validate(settings) if not fault.startswith(broken))
     if faults:
         raise SettingsError(faults)
     return settings
@@ -104,17 +110,6 @@ def write(settings: Settings, path: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
-
-
-def decode(tree: Tree) -> Settings:
-    """Structs from tables, no key unknown and no type bent; raises SettingsError with every fault.
-
-    Faults are looked for table by table, since the decoder itself stops at the first.
-    """
-    faults = list(_faults(tree, Settings, ""))
-    if faults:
-        raise SettingsError(faults)
-    return msgspec.convert(tree, Settings)
 
 
 def _parse(path: Path) -> Tree:
@@ -168,7 +163,7 @@ def _faults(value: object, kind: Any, path: str) -> Iterator[str]:
         yield from _table_faults(value, kind, path)
     elif origin is dict and isinstance(value, dict) and _is_struct(args[1]):
         for key, item in value.items():
-            yield from _faults(item, args[1], _join(path, key if _is_bare(key) else json.dumps(key)))
+            yield from _faults(item, args[1], _join(path, _named(key)))
     elif origin is tuple and isinstance(value, list) and _is_struct(args[0]):
         for position, item in enumerate(value):
             yield from _faults(item, args[0], f"{path}[{position}]")
@@ -195,8 +190,30 @@ def _join(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
-def _is_bare(key: str) -> bool:
-    return key.replace("-", "").replace("_", "").isalnum()
+def _named(key: str) -> str:
+    """A key the way TOML has it: quoted where it has to be."""
+    return key if key.replace("-", "").replace("_", "").isalnum() else json.dumps(key)
+
+
+def _mended(value: object, kind: Any) -> object:
+    """The tree without what cannot be decoded; an empty value stands in for what is required."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if _is_struct(kind):
+        table = value if isinstance(value, dict) else {}
+        return {
+            field.name: _mended(table.get(field.name), field.type)
+            for field in msgspec.structs.fields(kind)
+            if field.name in table or field.required
+        }
+    if origin is dict and isinstance(value, dict) and _is_struct(args[1]):
+        return {key: _mended(item, args[1]) for key, item in value.items()}
+    if origin is tuple and isinstance(value, list) and _is_struct(args[0]):
+        return [_mended(item, args[0]) for item in value]
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return None if types.NoneType in args else (origin or kind)()
+    return value
 
 
 def validate(settings: Settings) -> list[str]:
@@ -210,7 +227,7 @@ def validate(settings: Settings) -> list[str]:
         note("metrics.port: must be a port, or 0 for any")
     _check_organizations(settings.organizations, note)
     for name, model in settings.models.items():
-        _check_model(f"models.{json.dumps(name)}", name, model, note)
+        _check_model(f"models.{_named(name)}", name, model, note)
     return faults
 
 

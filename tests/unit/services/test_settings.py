@@ -15,7 +15,6 @@ from schemas.settings import Limits, Settings
 from services.settings import (
     SettingsError,
     checked,
-    decode,
     is_key,
     is_setting,
     load,
@@ -153,9 +152,38 @@ def test_faults_of_form_are_found_together(good: Settings) -> None:
     ]
 
 
-def test_the_decoder_agrees_that_a_faultless_tree_is_good(good: Settings) -> None:
-    assert decode(_tree(good)) == good
+def test_a_faultless_tree_is_good(good: Settings) -> None:
+    assert checked(_tree(good)) == good
     assert validate(good) == []
+
+
+def test_faults_of_form_hide_no_other_and_count_once(good: Settings) -> None:
+    tree = _tree(good)
+    del tree["clickhouse"], tree["models"]["openrelay/test"]["output_nano_usd_per_mtok"]
+    tree["secrets"]["keys"] = "key"
+    tree["storage"]["url"] = "ftp://x"
+    tree["limits"] |= {"max_atempts": 3, "drain_s": "20", "max_attempts": 0}
+    tree["organizations"] += [{"features": ["magic"]}, 7, {"id": good.organizations[0].id}]
+    tree["models"]["openrelay/test"]["pools"] += [{"max_concurrency": 0}, {"base_url": "gpu", "api_key": 1}]
+    tree["models"]["plain"] = []
+    assert _faults(tree) == [
+        "clickhouse: missing",
+        "secrets.keys: Expected `array`, got `str`",
+        "limits.max_atempts: unknown key",
+        "limits.drain_s: Expected `float`, got `str`",
+        "organizations[1].id: missing",
+        "organizations[2]: Expected `object`, got `int`",
+        'models."openrelay/test".output_nano_usd_per_mtok: missing',
+        'models."openrelay/test".pools[1].base_url: missing',
+        'models."openrelay/test".pools[2].api_key: Expected `str | null`, got `int`',
+        "models.plain: Expected `object`, got `array`",
+        "storage.url: must start with one of file://, s3://, gs://, az://",
+        "limits.max_attempts: must be more than zero",
+        "organizations[1].features: unknown feature 'magic'; there are batch, workflows",
+        f"organizations[3].id: {good.organizations[0].id!r} is used twice",
+        'models."openrelay/test".pools[1].max_concurrency: must be at least 1',
+        'models."openrelay/test".pools[2].base_url: must be an http or https URL',
+    ]
 
 
 @pytest.mark.parametrize(
