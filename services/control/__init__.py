@@ -1,4 +1,4 @@
-"""The control host: what operators, finance and Prometheus read. It changes nothing but two tables of its own.
+"""The control host: what operators, finance and Prometheus read. It writes but two tables of its own.
 
 serve         starting and stopping; it follows keys and batches
 application   the routes, described by `openapi`; `callers` says who may see what

@@ -10,6 +10,7 @@ audit         a finished batch is proven, of a running one it is told where it s
   expected      what the result files must hold, from the batch's own input
   result_files  reading them line by line: place, order, custom_id, what each line bills
   bill          that bill against the batch object and against ClickHouse
-  whereabouts   a running batch's records, stage by stage, and which of them are stuck
+  traces        what a running batch has left in topics and storage
+  whereabouts   its records, stage by stage, and which of them are stuck
   faults, telling   what was found, in data and in words
 """
