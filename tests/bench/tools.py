@@ -55,7 +55,7 @@ def beside_waiting_records(rounds: int) -> list[Row]:
             return timed(lambda: on.wait("org_a", on.create("org_a", lines(PLAIN))))
 
         def beside() -> float:
-            waiting = on.create("org_b", _with_tools(WAITING, 4, f"{customer.url}/tools/slow/5", "http"))
+            waiting = on.create("org_b", _with_tools(WAITING, 1, f"{customer.url}/tools/slow/5", "http"))
             until(lambda: customer.running >= 250, 60, lambda: f"{customer.running} tools run")
             seconds = plain()
             on.wait("org_b", waiting)
