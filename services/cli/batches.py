@@ -175,7 +175,7 @@ def _wait(client: Client, value: dict[str, Any], *, tell_rejected: bool) -> int:
         with batch_bar() as show:
             value = outcome.wait(client, value, show)
     except KeyboardInterrupt:
-        say(f"\n{value['id']} goes on without us; `orl batches wait {value['id']}` waits for it again")
+        say(f"{value['id']} goes on without us; `orl batches wait {value['id']}` waits for it again")
         raise
     batch = outcome.read_batch(value)
     tell_errors(client, batch, rejected=tell_rejected)

@@ -75,8 +75,8 @@ def test_an_interrupt_says_how_to_go_on(logged_in: Path, server: StandIn, reques
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=15)
     assert process.returncode == 130
-    assert b"orl batches wait batch_0" in said
-    assert b"Traceback" not in said
+    last = "batch_0 goes on without us; `orl batches wait batch_0` waits for it again"
+    assert said.decode().splitlines()[-1] == last
 
 
 def test_bars_and_tables_on_a_terminal(logged_in: Path, server: StandIn, requests: Path) -> None:
