@@ -96,6 +96,11 @@ def finished(
             ended = stages.wait_ended(batch).ended
         assert ended is not None
         good(stages, batch)
+        assert stages.intake is not None
+        stages.intake.stop()
+        stages.intake = None
+        for role in list(stages.children):
+            stages.stop(role)
         yield Finished(stages, batch, ended)
     finally:
         stages.close()
