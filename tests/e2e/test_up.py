@@ -123,7 +123,7 @@ def test_a_killed_role_is_started_again_on_its_ports(stack: Stack, role: str) ->
     before = stack.connection
     began = time.monotonic()
     new = stack.kill(role)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 30
     after = stack.connection
     assert psutil.pid_exists(new)
     assert {k: v for k, v in after.items() if k != "pids"} == {k: v for k, v in before.items() if k != "pids"}
@@ -227,14 +227,14 @@ def test_starting_stopping_and_what_is_kept(tmp_path: Path) -> None:
     processes = stack.children()
     began = time.monotonic()
     assert stack.terminate() == 0
-    assert time.monotonic() - began < 5 + 5
+    assert time.monotonic() - began < 30
     assert not stack.connection_file.exists()
     assert not any(each.is_running() for each in processes)
 
     began = time.monotonic()
     stack.start()
     try:
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 60
         again = stack.connection
         assert {k: v for k, v in again.items() if k != "pids"} == {
             k: v for k, v in connection.items() if k != "pids"
