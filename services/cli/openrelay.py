@@ -222,6 +222,11 @@ def _fail(message: str, status: int) -> NoReturn:
 
 def main() -> None:
     """Run a command; what the operator can put right is said in a line, everything else with its trace."""
+    for word in sys.argv[1:]:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            _fail(f"the argument {word!r} is not UTF-8", 2)
     try:
         app()
     except process.CannotStart as error:

@@ -1,7 +1,7 @@
 """Which stack an operator's command is about.
 
 The settings file that is named, else the environment when it names a broker, else the embedded stack that
-runs in the default data directory. The settings of a running stack are complete: its supervisor has already
+runs in the data directory of `OPENRELAY_DATA_DIR` or in this user's. The settings of a running stack are complete: its supervisor has already
 laid the variables over them.
 """
 
@@ -21,7 +21,7 @@ def settings_of(
 ) -> Settings:
     """Settings of the stack. Raises CannotStart with a sentence that says what to do."""
     environ = os.environ if environ is None else environ
-    directory = directory or default_data_dir()
+    directory = directory or Path(environ.get(f"{PREFIX}DATA_DIR") or default_data_dir())
     try:
         if config is not None:
             return load(config, {} if _is_running(config) else environ)
@@ -32,7 +32,10 @@ def settings_of(
             return load(running, {})
     except SettingsError as error:
         raise CannotStart(str(error)) from error
-    raise CannotStart(f"no stack runs in {directory}: name its settings with --config, or `openrelay up`")
+    raise CannotStart(
+        f"no stack runs in {directory}: name its settings with --config, its data directory with"
+        f" {PREFIX}DATA_DIR, or start one with `openrelay up`"
+    )
 
 
 def _is_running(settings: Path) -> bool:

@@ -65,3 +65,11 @@ def test_faulty_settings_are_told(tmp_path: Path) -> None:
     faulty.write_text("[kafka]\nbootstrap = 'x'\n")
     with pytest.raises(CannotStart, match="clickhouse: missing"):
         settings_of(faulty, {}, tmp_path)
+
+
+def test_the_environment_says_where_the_stack_keeps_its_data(tmp_path: Path) -> None:
+    elsewhere = {"OPENRELAY_DATA_DIR": str(tmp_path)}
+    with pytest.raises(CannotStart, match=f"no stack runs in {tmp_path}"):
+        settings_of(None, elsewhere)
+    running(tmp_path, 9001)
+    assert settings_of(None, elsewhere).kafka.bootstrap == "127.0.0.1:9001"
