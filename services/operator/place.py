@@ -1,8 +1,8 @@
 """Which stack an operator's command is about.
 
 The settings file that is named, else the environment when it names a broker, else the embedded stack that
-runs in the data directory of `OPENRELAY_DATA_DIR` or in this user's. The settings of a running stack are complete: its supervisor has already
-laid the variables over them.
+runs in the data directory of `OPENRELAY_DATA_DIR` or in this user's. The settings of a running stack are
+complete: its supervisor has already laid the variables over them.
 """
 
 from __future__ import annotations
