@@ -188,6 +188,7 @@ def test_two_hundred_records_over_one_mcp_server(
 
 
 def test_what_customers_entrust_to_us_is_nowhere(
+    request: pytest.FixtureRequest,
     pipeline: MakePipeline,
     customer: Customer,
     tables: EmbeddedWarehouse,
@@ -206,8 +207,10 @@ def test_what_customers_entrust_to_us_is_nowhere(
     tools = f"{customer.url}/tools"
     secret = f"?{canary}"
     log = tmp_path / "model-calls.jsonl"
-    model = Simulator(tmp_path, "--call-log", str(log), "--log-bodies")
+    model = Simulator(tmp_path, "--call-log", str(log))
+    request.addfinalizer(model.stop)
     model.start()
+    model.control(log_bodies=True)
     stages = pipeline(pool_url=model.url)
     stages.start(*ROLES, "meter")
     workflow = {"model": MODEL, "openrelay": {"workflow": {"url": f"{customer.url}/flow/{canary}"} | secrets}}
