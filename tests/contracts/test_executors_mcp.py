@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -93,8 +94,8 @@ async def test_a_session_that_the_server_forgot(egress: Egress, tmp_path: Path, 
         executor = McpExecutor(egress, config(server.url, 10_000))
         await executor.run(turn(("lookup", "{}")))
         before = executor._session
-        server.stop()
-        server.start()
+        await asyncio.to_thread(server.stop)
+        await asyncio.to_thread(server.start)
         assert await executor.run(turn(("lookup", '{"city":"Rome"}'))) == ["It is 18 degrees in Rome."]
         assert executor._session != before
         await executor.close()
