@@ -10,12 +10,15 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import neighbours, run, tools
+from tests.bench import api, neighbours, run, tools
 
 BENCHES: dict[str, Callable[[int], list[tuple[str, str, str]]]] = {
     "throughput": run.throughput,
     "two-dispatchers": run.two_dispatchers,
     "creation": run.creation,
+    "checking": api.checking,
+    "requests": api.requests,
+    "large-read-model": api.large_read_model,
     "utilisation": run.utilisation,
     "in-flight": run.in_flight,
     "neighbours": neighbours.beside_a_large_batch,
