@@ -116,7 +116,11 @@ class Lane:
             first = self.suspects.popleft()
             last = first
             limit = self._last_of_run(first, 1 if self.crashes >= CAREFUL_AFTER else most)
-            while self.suspects and self.suspects[0] <= limit:
+            while (
+                self.suspects
+                and last < self.suspects[0] <= limit
+                and self._all_finished(last + 1, self.suspects[0])
+            ):
                 last = self.suspects.popleft()
             return first, last
         if self._fresh >= self.positions.count:
@@ -219,6 +223,10 @@ class Lane:
     def key(self) -> str:
         """Kafka key of the done-set."""
         return done_key(self.topic, self.partition, self.batch, self.attempt)
+
+    def _all_finished(self, first: int, end: int) -> bool:
+        """Whether every position from `first` up to `end` (exclusive) is: others may be under way."""
+        return all(self.is_finished(position) for position in range(first, end))
 
     def _last_of_run(self, first: int, most: int) -> int:
         offset = self.positions.offset(first)

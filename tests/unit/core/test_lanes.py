@@ -163,3 +163,27 @@ def test_unset_bits(bits: set[int], size: int, start: int) -> None:
     assert list(bitmap.unset(made, size, start)) == [b for b in range(start, size) if b not in bits]
     assert bitmap.count(made) == len(bits)
     assert bitmap.first_unset(made, size) == next((b for b in range(size) if b not in bits), size)
+
+
+@given(st.integers(1, 60), st.data())
+def test_whatever_is_given_back_is_read_once_more_and_nothing_else(count: int, data: st.DataObject) -> None:
+    """Reads fail and records are put back, in any order, while others run or are finished."""
+    one = lane([(0, count - 1)])
+    out: set[int] = set()
+    for _ in range(data.draw(st.integers(1, 30))):
+        span = one.next_read(data.draw(st.integers(1, 9)))
+        if span is not None:
+            first, last = span
+            assert first <= last
+            read = {p for p in range(first, last + 1) if not one.is_finished(p)}
+            assert not read & out, "a record that is under way is not read again"
+            out |= read
+        for position in data.draw(st.lists(st.sampled_from(sorted(out)), unique=True)) if out else []:
+            out.discard(position)
+            if data.draw(st.booleans()):
+                one.finish(position, 1)
+            else:
+                one.unread(position, position)
+    left = set(read_all(one))
+    assert left | out == {p for p in range(count) if not one.is_finished(p)}
+    assert not left & out
