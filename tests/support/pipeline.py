@@ -63,6 +63,7 @@ class Pipeline:
                 self.intake = Intake(self.settings, self.blobs)
                 self.intake.start()
                 continue
+            assert name not in self.children or self.children[name].poll() is not None, f"{name} runs"
             kind, _, number = name.partition("-")
             slot = str(int(number or 1) - 1)
             child, pipe = process.spawn(
