@@ -25,7 +25,6 @@ POINTS = [
     "dispatch.called:40",
     "dispatch.acknowledged:40",
     "settle.effects:1",
-    "settle.effects:2",
     "settle.settled:1",
     "settle.ledger:1",
     "settle.committed:1",
