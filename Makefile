@@ -25,7 +25,7 @@ demo: $(READY)  ## start everything, run a sample batch, show the results and th
 	$(BIN)/python -m services.cli.demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -m 'not faults'
+	$(BIN)/python -m pytest -m 'not faults and not cluster'
 
 test-faults: $(READY)  ## the same promises while processes are killed; FAULTS='-k name' chooses
 	$(BIN)/python -m pytest -m faults $(FAULTS)

@@ -20,7 +20,7 @@ from tests.support.until import until
 RECORDS = 12_000
 SLOTS = 60
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
