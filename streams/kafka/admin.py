@@ -97,13 +97,18 @@ class Admin:
         request = confluent_kafka.ConsumerGroupTopicPartitions(
             group, [confluent_kafka.TopicPartition(t, p) for t, p in partitions]
         )
-        try:
-            future = self._client.list_consumer_group_offsets([request], request_timeout=REQUEST_TIMEOUT_S)[
-                group
-            ]
-            answer = future.result()
-        except confluent_kafka.KafkaException as error:
-            raise KafkaFailed(f"committed offsets of {group}: {error}") from error
+        deadline = time.monotonic() + REQUEST_TIMEOUT_S
+        while True:
+            try:
+                answer = self._client.list_consumer_group_offsets(
+                    [request], request_timeout=REQUEST_TIMEOUT_S
+                )[group].result()
+                break
+            except confluent_kafka.KafkaException as error:
+                # A coordinator moves, or has just come back, and cannot be asked for a moment.
+                if time.monotonic() > deadline:
+                    raise KafkaFailed(f"committed offsets of {group}: {error}") from error
+                time.sleep(RETRY_S)
         return {(p.topic, p.partition): p.offset for p in answer.topic_partitions if p.offset >= 0}
 
     def create(self, topics: Iterable[tuple[Topic, int]], replication_factor: int) -> None:
