@@ -38,6 +38,6 @@ def unset(bitmap: bytes | bytearray, bits: int, start: int = 0) -> Iterator[int]
         bit += 1
 
 
-def first_unset(bitmap: bytes | bytearray, bits: int) -> int:
-    """The lowest bit that is not set, or `bits`."""
-    return next(unset(bitmap, bits), bits)
+def first_unset(bitmap: bytes | bytearray, bits: int, start: int = 0) -> int:
+    """The lowest bit from `start` on that is not set, or `bits`."""
+    return next(unset(bitmap, bits, start), bits)

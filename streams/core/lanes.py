@@ -104,7 +104,7 @@ class Lane:
     @property
     def lowest_unfinished_offset(self) -> int | None:
         """The offset below which everything of this batch is finished; None when all is."""
-        self._low = next(bitmap.unset(self.finished, self.positions.count, self._low), self.positions.count)
+        self._low = bitmap.first_unset(self.finished, self.positions.count, self._low)
         return None if self._low == self.positions.count else self.positions.offset(self._low)
 
     def next_read(self, most: int) -> tuple[int, int] | None:
