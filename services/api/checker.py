@@ -94,7 +94,10 @@ def main() -> None:
         message, fds = jobs.get()
         outcome = _run(decode_job(message), fds, stores)
         leaving = _peak_bytes() > MAX_KEPT_BYTES
-        send(channel, encode(Reply(outcome, leaving)), [])
+        try:
+            send(channel, encode(Reply(outcome, leaving)), [])
+        except ConnectionError:  # the parent died within the job: nobody waits for the answer
+            return
         if leaving:
             return
 

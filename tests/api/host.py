@@ -107,10 +107,12 @@ class Host:
         """No error was logged but those a test expects."""
         if not self.log.exists():
             return
-        for line in self.log.read_text("utf-8").splitlines():
+        lines = self.log.read_text("utf-8").splitlines()
+        for number, line in enumerate(lines):
             level = json.loads(line).get("level") if line.startswith("{") else "error"
             if level in ("error", "critical") and not any(part in line for part in self.expected):
-                raise AssertionError(f"the API logged an error: {line[:4000]}")
+                shown = "\n".join(lines[number : number + 30])
+                raise AssertionError(f"the API logged an error: {shown[:8000]}")
 
     def client(self, key: str | None = ACME, **headers: str) -> httpx.Client:
         if key is not None:
