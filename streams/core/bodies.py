@@ -28,6 +28,7 @@ class _Extension(msgspec.Struct):
 
 _LINE = msgspec.json.Decoder(InputLine)
 _BODY = msgspec.json.Decoder(_Extension)
+_KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class Member(NamedTuple):
@@ -44,12 +45,26 @@ def split_body(line: bytes) -> tuple[str, bytes, bytes | None]:
 
     `line` is a record that passed validation: strict JSON, no key twice, nesting bounded.
     """
+    custom_id, body, openrelay = _parts(line)
+    return custom_id, body if openrelay is None else without_member(body, "openrelay"), openrelay
+
+
+def heading(line: bytes) -> tuple[str, bool]:
+    """custom_id, and whether the record is a workflow; `line` as for `split_body`."""
+    custom_id, _, openrelay = _parts(line)
+    return custom_id, openrelay is not None and is_workflow(openrelay)
+
+
+def is_workflow(openrelay: bytes) -> bool:
+    """Whether an `openrelay` object that passed validation is that of a workflow."""
+    return "workflow" in _KEYS.decode(openrelay)
+
+
+def _parts(line: bytes) -> tuple[str, bytes, bytes | None]:
     record = _LINE.decode(line)
     body = bytes(record.body)
-    extension = _BODY.decode(body).openrelay
-    if isinstance(extension, UnsetType):
-        return record.custom_id, body, None
-    return record.custom_id, without_member(body, "openrelay"), bytes(extension)
+    openrelay = _BODY.decode(body).openrelay
+    return record.custom_id, body, None if isinstance(openrelay, UnsetType) else bytes(openrelay)
 
 
 def members(data: bytes) -> Iterator[Member]:

@@ -43,6 +43,9 @@ MAX_REQUEST_ID = 128
 MAX_MESSAGE = 4_096
 """Of a callback's own error message, this much enters the line."""
 
+UNBEGUN = WorkflowReport(0, 0, BatchUsage())
+"""Of a record that ended before anything of it was finished."""
+
 _decode_answer = msgspec.json.Decoder(CallbackAnswer).decode
 _encode = msgspec.json.Encoder().encode
 _NONE = Raw(b"null")

@@ -31,6 +31,7 @@ from schemas.records import Answered, Failed, Ref, Step
 from schemas.settings import Settings
 from streams import metrics
 from streams.core import answers, workflow
+from streams.core.bodies import is_workflow
 from streams.core.judge import Again, CodedFailure, End, HttpFailure, Succeeded
 from streams.core.sealing import Sealer
 from streams.core.toolconfig import ToolConfig, WorkflowConfig, decode_openrelay
@@ -76,7 +77,7 @@ class Loops:
         self._runner = runner
         self._store = store
         self._pump = pump
-        self._open: dict[str, int] = {}
+        self._under_way: dict[str, int] = {}
         self._bytes = 0
         self.wanting: set[Job] = set()
         """Jobs with turns that wait for a slot."""
@@ -89,13 +90,13 @@ class Loops:
 
     def full(self, organization: str) -> bool:
         """Whether no further record of this organization may begin."""
-        under_way = self._open.get(organization, 0)
+        under_way = self._under_way.get(organization, 0)
         return under_way >= PER_ORGANIZATION or (under_way > 0 and self._bytes >= MAX_BYTES)
 
     def begin(self, job: Job, work: Work) -> None:
         """A record is about to run: it counts from now on, not only when its task has its first turn."""
         organization = _organization(job)
-        self._open[organization] = self._open.get(organization, 0) + 1
+        self._under_way[organization] = self._under_way.get(organization, 0) + 1
         self._bytes += work.size
         metrics.LOOPS.inc()
 
@@ -104,16 +105,14 @@ class Loops:
         organization = _organization(job)
         metrics.LOOPS.dec()
         self._bytes -= work.size
-        self._open[organization] -= 1
-        if not self._open[organization]:
-            del self._open[organization]
+        self._under_way[organization] -= 1
+        if not self._under_way[organization]:
+            del self._under_way[organization]
 
     async def run(self, job: Job, work: Work, pool: ModelPool, slot: Slot) -> Answered | Failed | Again:
         """Run a record to its result. `Again` only if nothing has come of it yet."""
-        assert isinstance(work.request.sealed, bytes), "a record that loops says how"
-        opened = self._sealer.open(work.request.sealed, job.batch, work.request.index)
         try:
-            match decode_openrelay(opened):
+            match decode_openrelay(self._opened(job, work)):
                 case ToolConfig() as config:
                     return await self._tools(job, work, pool, slot, config)
                 case WorkflowConfig() as config:
@@ -134,9 +133,15 @@ class Loops:
         elif step is not None:
             billed = step.billed
             report = workflow.report(step.step, step.requests, step.billed, created.price)
+        elif isinstance(work.request.sealed, bytes) and is_workflow(self._opened(job, work)):
+            billed, report = [], workflow.UNBEGUN
         else:
             return result
         return msgspec.structs.replace(result, billed=billed, openrelay=Raw(_encode(report)))
+
+    def _opened(self, job: Job, work: Work) -> bytes:
+        assert isinstance(work.request.sealed, bytes), "a record that loops says how"
+        return self._sealer.open(work.request.sealed, job.batch, work.request.index)
 
     # ---- tools ----
 

@@ -10,7 +10,7 @@ import msgspec
 from schemas import ids, topics
 from schemas.facts import Created, Ended, ResultFile
 from schemas.ids import FileId
-from schemas.lines import InputLine, LineResponse, ResultLine
+from schemas.lines import LineResponse, ResultLine
 from schemas.records import Line, Ref, Rejected, Remainder
 from schemas.records import ResultLine as ResultMessage
 from streams.blobs.port import Blobs
@@ -22,7 +22,6 @@ from streams.sink import segments
 
 _decode_message = msgspec.json.Decoder(ResultMessage).decode
 _decode_rejected = msgspec.json.Decoder(Rejected).decode
-_decode_input = msgspec.json.Decoder(InputLine).decode
 _decode_line = msgspec.json.Decoder(ResultLine).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -135,7 +134,7 @@ def _unfinished(blobs: Blobs, created: Created, max_record_bytes: int) -> Iterat
             yield merge.unfinished_line(
                 created.batch,
                 line.index,
-                _decode_input(line.data).custom_id,
+                line.data,
                 remainder.code,
                 remainder.message,
             )

@@ -349,18 +349,29 @@ def test_a_batch_that_expires_bills_the_finished_steps(
             await asyncio.sleep(30)
         return go_on(a="usage:10/5 expires", b="usage:1/1 expires")
 
+    async def silent(asked: dict[str, Any]) -> Any:
+        await asyncio.sleep(30)
+
     stages = pipeline()
     stages.start(*ROLES, "meter")
     flows = Flows(customer)
     flows.add(callback)
     flows.add(callback)
-    batch = stages.create([*flows.records, record("r2", "hang expires")], window_s=4.0)
-    until(lambda: flows.at("r0", 1) and flows.at("r1", 1), 30, "the callbacks are not there")
+    flows.add(silent)
+    batch = stages.create([*flows.records, record("r3", "hang expires")], window_s=4.0)
+    until(
+        lambda: flows.at("r0", 1) and flows.at("r1", 1) and flows.at("r2", 0),
+        30,
+        "the callbacks are not there",
+    )
     if dispatcher == "dead":
         stages.kill("dispatch")
-    state, output, error = finish(stages, batch, 3)
+    state, output, error = finish(stages, batch, 4)
     assert not output
     assert {line["error"]["code"] for line in error.values()} == {"batch_expired"}
+    assert "openrelay" not in error["r3"]
+    report = error["r2"]["openrelay"]
+    assert (report["workflow_steps"], report["workflow_requests"]) == (0, 0)
     for custom_id in ("r0", "r1"):
         report = error[custom_id]["openrelay"]
         assert (report["workflow_steps"], report["workflow_requests"]) == (1, 2)
@@ -439,7 +450,7 @@ def test_kills_at_any_instant_lose_and_double_nothing(
         name = f"r{i}"
         assert name in given_up or (name in error) == (i % 3 == 0)
         line = error.get(name) or output[name]["response"]["body"]
-        report = line.get("openrelay", {"workflow_steps": 0, "workflow_requests": 0})
+        report = line["openrelay"]
         steps = report["workflow_steps"]
         assert name in given_up or steps == 4
         assert report["workflow_requests"] == 2 * steps

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.batches import BatchUsage
 from schemas.ids import BatchId
 from schemas.records import Rejected
+from schemas.workflows import WorkflowReport
 from streams.core import merge
 
 
@@ -26,7 +29,15 @@ def test_lines_of_records_without_an_answer() -> None:
     assert shown["custom_id"] is None
     assert shown["response"] is None
     assert shown["error"] == {"code": "invalid_json", "message": "m", "param": "body", "line": 9}
-    _, line = merge.unfinished_line(batch, 4, "r4", "batch_expired", "m")
+    _, line = merge.unfinished_line(batch, 4, b'{"custom_id":"r4","body":{}}', "batch_expired", "m")
     unfinished = json.loads(line)
+    assert "openrelay" not in unfinished
     assert unfinished["error"] == {"code": "batch_expired", "message": "m"}
     assert unfinished["id"] == shown["id"], "a record's line has the same id whatever becomes of it"
+
+
+def test_a_workflow_that_never_began_says_so_in_its_line() -> None:
+    record = b'{"custom_id":"r4","body":{"openrelay":{"workflow":{"url":"https://x.test"}}}}'
+    _, line = merge.unfinished_line(BatchId("batch_x"), 4, record, "batch_cancelled", "m")
+    report = msgspec.json.decode(json.dumps(json.loads(line)["openrelay"]), type=WorkflowReport)
+    assert report == WorkflowReport(0, 0, BatchUsage())
