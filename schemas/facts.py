@@ -130,14 +130,31 @@ class FileStored(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", ta
     ttl_s: int = 2_592_000
 
 
+class FileUsed(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="used"):
+    """A create that reads the file as its input is under way; `attempt` is its own."""
+
+    file: FileId
+    batch: BatchId
+    attempt: str
+
+
+class FileReleased(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="released"):
+    """That create came to nothing."""
+
+    file: FileId
+    attempt: str
+
+
 class FileDeleted(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="deleted"):
-    """The file is gone, whatever else is said of it and in whatever order it arrives."""
+    """The file is gone, unless it was used after its author had looked; see `streams.core.deletion`."""
 
     file: FileId
     organization: OrganizationId
+    seen: int | None = None
+    """Offset of `files` below which the author knew every use; None: it is gone whatever was used."""
 
 
-FileFact = FileStored | FileDeleted
+FileFact = FileStored | FileUsed | FileReleased | FileDeleted
 
 
 class KeyRole(Enum):

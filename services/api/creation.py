@@ -2,9 +2,9 @@
 
  1. A claim decides the batch's id (see `claims`). Dying here or later leaves a claim that a repeat of the
     request takes over.
- 2. The batch gets its own copy of its input; for inline records that is first written as an upload of its
-    own. Object names carry the time and the attempt. Dying leaves objects nobody knows, which the sweeper
-    finds by their age.
+ 2. The input is used from here on (see `uses`), and the batch gets its own copy of it; for inline records
+    that is first written as an upload of its own. Object names carry the time and the attempt. Dying leaves
+    objects nobody knows, which the sweeper finds by their age.
  3. One strict pass judges every record; rejected ones go to an object beside the input.
  4. For inline records, the input becomes a file.
  5. The fact `created` is acknowledged: the batch exists, and the caller gets it. When the acknowledgement
@@ -36,6 +36,7 @@ from services.api.principals import Principal
 from services.api.quota import Quota
 from services.api.refusals import Refusal
 from services.api.uploads import Pending, expiry, owner_of
+from services.api.uses import Use
 from services.api.withdrawals import Withdrawals
 from services.api.writing import Uncertain
 from streams.blobs import BlobMissing
@@ -112,10 +113,19 @@ class Creation:
         claim: str,
     ) -> BatchState:
         discard = True
+        uses = self._parts.uses
+        use = Use(attempt.file, attempt.batch, attempt.id)
         try:
+            self._quota.check(principal.organization)
+            if source.file is not None:
+                self._usable(principal, source.file)
+                await uses.begin(use)
             verdict = await self._judge(principal, order, source, attempt)
+            if source.file is not None:
+                await uses.confirm(use)
             with self._quota.hold(principal.organization, verdict.total - verdict.rejected):
                 if attempt.inline:
+                    uses.announce(use)
                     ttl_s = self._parts.settings.limits.file_ttl_s
                     await self._parts.uploads.register(
                         attempt.pending, attempt.file, principal.organization, ttl_s
@@ -133,11 +143,11 @@ class Creation:
             return self._same_request(state, scope)
         finally:
             if discard:
+                await uses.release(use)
                 await self._discard(principal.organization, attempt)
 
     async def _judge(self, principal: Principal, order: Order, source: Source, attempt: _Attempt) -> Verdict:
         settings, threads = self._parts.settings, self._parts.threads
-        self._quota.check(principal.organization)
         if source.file is None:
             job = LayOut(attempt.pending, order.endpoint, source.items)
             await self._parts.validation.lay_out(job, await source.body.descriptor())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import AsyncIterator, Generator, Iterator
 
@@ -10,8 +11,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from schemas import topics
-from schemas.facts import FileDeleted
 from schemas.files import File, FileDeletion, FileList, Presigned
 from schemas.ids import FileId
 from services.api import queries, ranges, refusals
@@ -167,11 +166,9 @@ class FileRoutes:
 
     async def delete(self, request: Request) -> Response:
         row = await self._file(request)
-        batch = self._parts.model.open_batch_of(row.organization, row.id)
+        batch = await self._parts.uses.delete(row, secrets.token_hex(8))
         if batch is not None:
             raise Refusal(409, f"The file is the input of {batch}, which has not ended.", code="file_in_use")
-        fact = FileDeleted(file=row.id, organization=row.organization)
-        await self._parts.facts.append(topics.FILES, f"{row.id}:deleted", msgspec.json.encode(fact), 0)
         await self._parts.threads.run(self._parts.blobs.delete, row.object)
         return _json(FileDeletion(row.id))
 

@@ -10,6 +10,7 @@ from services.api.presign import Signer
 from services.api.readmodel import ReadModel
 from services.api.threads import StorageThreads
 from services.api.uploads import Uploads
+from services.api.uses import Uses
 from services.api.validation import Validation
 from services.api.writing import FactWriter
 from streams.blobs import Blobs
@@ -23,6 +24,7 @@ class Parts:
     model: ReadModel
     facts: FactWriter
     uploads: Uploads
+    uses: Uses
     signer: Signer
     validation: Validation
 

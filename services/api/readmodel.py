@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from schemas import topics
 from schemas.facts import Claim, KeyRole
 from schemas.ids import BatchId, FileId, OrganizationId
 from schemas.settings import Kafka
@@ -171,6 +172,18 @@ class ReadModel:
             (organization, purpose, purpose, now_ms, at_ms, file, limit),
         )
         return [_file_row(row) for row in rows]
+
+    def uses(self, file: str, since_ms: int) -> list[BatchId]:
+        """The batches that creates began since then to make of this file, those not released."""
+        rows = self._reader.execute(
+            "SELECT batch FROM uses WHERE file = ? AND at_ms >= ? AND NOT released", (file, since_ms)
+        )
+        return [BatchId(batch) for (batch,) in rows]
+
+    def files_applied(self) -> int:
+        """The offset below which every fact about files is known."""
+        row = self._one("SELECT next FROM offsets WHERE topic = ? AND partition = 0", topics.FILES)
+        return 0 if row is None else int(row[0])
 
     # Keys and claims
 

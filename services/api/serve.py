@@ -25,6 +25,7 @@ from services.api.readmodel import ReadModel
 from services.api.sweeper import Sweeper
 from services.api.threads import StorageThreads
 from services.api.uploads import Uploads
+from services.api.uses import Uses
 from services.api.validation import Validation
 from services.api.writing import FactWriter
 from services.process import listen, signal_ready
@@ -67,6 +68,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         model=model,
         facts=facts,
         uploads=Uploads(blobs, threads, facts, settings.limits),
+        uses=Uses(model, facts),
         signer=Signer(settings.secrets),
         validation=Validation(settings.storage),
     )

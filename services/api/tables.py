@@ -21,18 +21,22 @@ from schemas.facts import (
     Created,
     Ended,
     Enqueued,
+    FileDeleted,
     FileFact,
+    FileReleased,
     FileStored,
+    FileUsed,
     KeyFact,
     KeyIssued,
     KeyRevoked,
     Progress,
     ResultFile,
 )
+from streams.core import deletion
 from streams.core.lifecycle import BatchState, advance, fold
 from streams.kafka.messages import Message
 
-FORM = "1"
+FORM = "2"
 """Changes whenever the tables or their meaning do."""
 
 MAX_AGE_S = 5 * 24 * 3600
@@ -61,6 +65,9 @@ CREATE TABLE files (
 CREATE INDEX files_listed ON files (organization, created_at_ms, id);
 CREATE INDEX files_expiring ON files (expires_at_ms);
 CREATE TABLE deleted (id TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE uses (
+  file TEXT, attempt TEXT, offset INTEGER NOT NULL, at_ms INTEGER NOT NULL, batch TEXT NOT NULL,
+  released INTEGER NOT NULL, PRIMARY KEY (file, attempt)) WITHOUT ROWID;
 CREATE TABLE keys (
   key_id TEXT PRIMARY KEY, sha256 TEXT, organization TEXT, role TEXT, revoked INTEGER NOT NULL) WITHOUT ROWID;
 CREATE INDEX keys_by_hash ON keys (sha256);
@@ -137,7 +144,7 @@ class Tables:
                     progress = _progress.decode(message.value)
                     changed[progress.batch] = advance(self._state(progress.batch, changed), progress)
                 case topics.FILES:
-                    self._file_fact(_file_fact.decode(message.value), message.timestamp_ms)
+                    self._file_fact(_file_fact.decode(message.value), message)
                 case topics.KEYS:
                     self._key_fact(_key_fact.decode(message.value))
                 case topics.CLAIMS:
@@ -175,14 +182,27 @@ class Tables:
         add(ended.output, "batch_output")
         add(ended.error, "batch_error")
 
-    def _file_fact(self, fact: FileFact, at_ms: int) -> None:
-        if isinstance(fact, FileStored):
-            expires = at_ms + fact.ttl_s * 1000
-            self._add_file(
-                fact.file, fact.organization, fact.purpose, fact.bytes, at_ms, expires, fact.object
-            )
-        else:
-            self._connection.execute("INSERT OR IGNORE INTO deleted VALUES (?)", (fact.file,))
+    def _file_fact(self, fact: FileFact, message: Message) -> None:
+        at_ms, execute = message.timestamp_ms, self._connection.execute
+        match fact:
+            case FileStored():
+                expires = at_ms + fact.ttl_s * 1000
+                self._add_file(
+                    fact.file, fact.organization, fact.purpose, fact.bytes, at_ms, expires, fact.object
+                )
+            case FileUsed():
+                execute(
+                    "INSERT OR IGNORE INTO uses VALUES (?, ?, ?, ?, ?, 0)",
+                    (fact.file, fact.attempt, message.offset, at_ms, fact.batch),
+                )
+            case FileReleased():
+                execute(
+                    "UPDATE uses SET released = 1 WHERE file = ? AND attempt = ?", (fact.file, fact.attempt)
+                )
+            case FileDeleted():
+                uses = execute("SELECT offset FROM uses WHERE file = ?", (fact.file,))
+                if deletion.holds(fact.seen, message.offset, (offset for (offset,) in uses)):
+                    execute("INSERT OR IGNORE INTO deleted VALUES (?)", (fact.file,))
 
     def _add_file(
         self, file: str, organization: str, purpose: str, size: int, at_ms: int, expires: int, name: str

@@ -23,6 +23,7 @@ from schemas.facts import (
     Cause,
     Created,
     Ended,
+    FileFact,
     KeyFact,
     KeyIssued,
     KeyRole,
@@ -185,6 +186,13 @@ class Facts:
             msgspec.json.encode(fact),
             key=batch_key(fact, "test"),
             partition=topics.partition_of(fact.batch, self._settings.kafka.partitions),
+        )
+        self._producer.flush()
+
+    def file(self, fact: FileFact, mark: str) -> None:
+        kind = str(fact.__struct_config__.tag)
+        self._producer.send(
+            topics.FILES, msgspec.json.encode(fact), key=f"{fact.file}:{kind}:{mark}", partition=0
         )
         self._producer.flush()
 

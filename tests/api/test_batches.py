@@ -380,7 +380,9 @@ def test_quota(narrow: Host) -> None:
         facts.end(second, None, "cancelled")
         facts.settle(third, Cause.EXPIRED)
         facts.end(third, None, "expired")
-        assert post(client, input_file_id=stored(client, lines(WAITING + 1))).status_code == 429
+        many = stored(client, lines(WAITING + 1))
+        assert post(client, input_file_id=many).status_code == 429
+        assert client.delete(f"/v1/files/{many}").status_code == 200
         create(client, input_file_id=stored(client, lines(WAITING)))
     facts.close()
 

@@ -9,6 +9,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -306,6 +307,37 @@ def test_two_instances_show_the_same(mortal: Host, tmp_path: Path) -> None:
             assert two.post("/v1/batches", json=order(), headers=key).json()["id"] == first
             conflict = two.post("/v1/batches", json=order(metadata={"a": "b"}), headers=key)
             assert conflict.status_code == 409
+        other.check_log()
+        mortal.check_log()
+    finally:
+        other.kill()
+
+
+def test_a_create_and_a_delete_on_two_instances_at_once(mortal: Host, tmp_path: Path) -> None:
+    """One of them succeeds, whichever was first, and the other says so."""
+    other = Host(tmp_path / "other", mortal.settings).start()
+    content = jsonl([record(str(each)) for each in range(2_000)])
+    outcomes = set()
+    try:
+        with mortal.client() as one, other.client() as two, ThreadPoolExecutor(1) as thread:
+            for number in range(24):
+                file = stored(one, content)
+                begun = threading.Event()
+
+                def send(file: str = file, begun: threading.Event = begun) -> httpx.Response:
+                    begun.set()
+                    return one.post("/v1/batches", json=order(input_file_id=file))
+
+                creating = thread.submit(send)
+                begun.wait(10)
+                time.sleep(number * 0.003)  # the point at which the delete meets the create is what is varied
+                deleted, created = two.delete(f"/v1/files/{file}"), creating.result()
+                outcomes.add((created.status_code, deleted.status_code))
+                if deleted.status_code == 409:
+                    assert error(deleted)["code"] == "file_in_use"
+                    assert created.json()["id"] in error(deleted)["message"]
+        assert outcomes <= {(200, 409), (404, 200)}
+        assert (200, 409) in outcomes
         other.check_log()
         mortal.check_log()
     finally:

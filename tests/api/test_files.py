@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from pathlib import Path
 
 import httpx
 import pytest
 
+from schemas.facts import FileDeleted, FileReleased, FileUsed
+from schemas.ids import BatchId, FileId, OrganizationId
 from schemas.settings import Limits
 from services.api import ranges
 from tests.api.conftest import api_settings
@@ -115,6 +118,26 @@ def test_the_input_of_an_open_batch_stays(client: httpx.Client, facts: Facts) ->
     assert client.delete(f"/v1/files/{file}").status_code == 409
     facts.end(batch)
     assert client.delete(f"/v1/files/{file}").status_code == 200
+
+
+def test_the_input_of_a_create_under_way_stays(client: httpx.Client, facts: Facts) -> None:
+    """The create runs on another instance and has come as far as its first fact."""
+    file = FileId(stored(client))
+    batch = BatchId("batch_" + secrets.token_hex(16))
+    facts.file(FileUsed(file=file, batch=batch, attempt="a"), "a")
+    answer = client.delete(f"/v1/files/{file}")
+    assert (answer.status_code, error(answer)["code"]) == (409, "file_in_use")
+    assert batch in error(answer)["message"]
+    facts.file(FileReleased(file=file, attempt="a"), "a")
+    assert client.delete(f"/v1/files/{file}").status_code == 200
+
+
+def test_a_deletion_that_came_after_a_use_it_did_not_know(client: httpx.Client, facts: Facts) -> None:
+    file = FileId(stored(client))
+    facts.file(FileUsed(file=file, batch=BatchId("batch_" + secrets.token_hex(16)), attempt="a"), "a")
+    facts.file(FileDeleted(file=file, organization=OrganizationId("acme"), seen=0), "stale")
+    assert client.get(f"/v1/files/{file}").status_code == 200
+    assert client.get(f"/v1/files/{file}/content").status_code == 200
 
 
 def test_result_files(client: httpx.Client, facts: Facts) -> None:

@@ -21,7 +21,9 @@ from schemas.facts import (
     Enqueued,
     FileDeleted,
     FileFact,
+    FileReleased,
     FileStored,
+    FileUsed,
     KeyFact,
     KeyIssued,
     KeyRevoked,
@@ -137,7 +139,9 @@ EXAMPLES: dict[str, tuple[Any, Any]] = {
         ),
     ),
     "files.stored": (FileFact, FileStored(file=FILE, organization=ORG, object=f"uploads/{FILE}", bytes=412)),
-    "files.deleted": (FileFact, FileDeleted(file=FILE, organization=ORG)),
+    "files.deleted": (FileFact, FileDeleted(file=FILE, organization=ORG, seen=17)),
+    "files.used": (FileFact, FileUsed(file=FILE, batch=BATCH, attempt="018f00112233445566778899aabb")),
+    "files.released": (FileFact, FileReleased(file=FILE, attempt="018f00112233445566778899aabb")),
     "keys.issued": (
         KeyFact,
         KeyIssued(
