@@ -1,8 +1,10 @@
 """The HTTP/1.1 connection: uvicorn's, with the deadlines and bounds it lacks.
 
 Headers must be complete within a time and a size; a peer that does not read its answer is dropped; there is
-a most of open connections. A connection that is closed while the peer still sends is first shut for writing
-and drained for a moment, because closing it at once makes the peer's kernel throw away the answer.
+a most of open connections. What is not HTTP is refused like anything else: behind the answers to the requests
+before it, and the connection ends with it. A connection that is closed while the peer still sends is first
+shut for writing and drained for a moment, because closing it at once makes the peer's kernel throw away the
+answer.
 """
 
 from __future__ import annotations
@@ -89,7 +91,13 @@ class Connection(HttpToolsProtocol):
         self._write_timer: asyncio.TimerHandle | None = None
         self._header_bytes = 0
         self._in_headers = True
+        self._begun = False
+        """Whether a request's headers have come in part."""
+        self._ended = False
+        self._named_bytes = 0
         self._refused = False
+        self._owed: Refusal | None = None
+        """The last answer of this connection, when others come first."""
         self._lingering: _Transport
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -106,33 +114,62 @@ class Connection(HttpToolsProtocol):
             self._lingering.abort()
         super().connection_lost(exc)
 
-    def eof_received(self) -> None:
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The peer sends no more; it may well wait for its answers."""
         if self._lingering.lingering:
             self._lingering.abort()
+            return False
+        self._ended = True
+        if self._begun or (self._answering() and self.cycle.more_body):
+            self._refuse(Refusal(400, "The request ended early."))
+        elif self._answering():
+            self.cycle.keep_alive = False
+        return self._answering()
 
     def data_received(self, data: bytes) -> None:
         if self._lingering.lingering:
             self._lingering.discard(len(data))
             return
+        if self._refused or self._owed is not None:
+            return
         if self._in_headers:
             self._header_bytes += len(data)
         super().data_received(data)
         if self._in_headers and self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
-            self._refuse(Refusal(431, f"The request headers are larger than {MAX_HEADER_BYTES:,} bytes."))
+            self._refuse(_headers_too_large())
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._await_headers()
+        self._begun = True
+
+    def on_url(self, url: bytes) -> None:
+        self._count_named(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_named(len(name) + len(value) + 4)
+        if self._in_headers:  # what comes behind a body in chunks means nothing to us
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._in_headers = False
+        self._in_headers = self._begun = False
         self._header_bytes = 0
         if self._header_timer is not None:
             self._header_timer.cancel()
         super().on_headers_complete()
 
+    def on_response_complete(self) -> None:
+        last = not self.pipeline
+        super().on_response_complete()
+        if last and self._owed is not None and not self.transport.is_closing():
+            self._answer(self._owed)
+
     def send_400_response(self, msg: str) -> None:
-        self._refuse(Refusal(400, msg))
+        if self._named_bytes > MAX_HEADER_BYTES:
+            self._refuse(_headers_too_large())
+        else:
+            self._refuse(Refusal(400, "The request is not valid HTTP/1.1."))
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -143,14 +180,21 @@ class Connection(HttpToolsProtocol):
         if self._write_timer is not None:
             self._write_timer.cancel()
 
+    def _count_named(self, size: int) -> None:
+        """Ends the parsing of a request whose headers and trailers are too large."""
+        self._named_bytes += size
+        if self._named_bytes > MAX_HEADER_BYTES:
+            raise ValueError
+
     def _await_headers(self) -> None:
         self._in_headers = True
+        self._named_bytes = 0
         if self._header_timer is not None:
             self._header_timer.cancel()
         self._header_timer = self.loop.call_later(self.http.header_timeout_s, self._headers_late)
 
     def _still_sending(self) -> bool:
-        return self._refused or (self.cycle is not None and self.cycle.more_body)
+        return not self._ended and (self._refused or (self.cycle is not None and self.cycle.more_body))
 
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
@@ -158,19 +202,34 @@ class Connection(HttpToolsProtocol):
     def _headers_late(self) -> None:
         if self.transport.is_closing():
             return
-        if self._header_bytes:
+        if self._begun:
             self._refuse(Refusal(408, "The request headers did not arrive in time."))
         else:
             self._lingering.abort()
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Answer a request that never reaches the application."""
-        if self._answering():
-            # It came before the answer to an earlier one was through: that one is the last.
-            self.cycle.keep_alive = False
-            if self.cycle.more_body:
-                self._lingering.abort()
+        """Answer what the application cannot, and end the connection; in its turn, if others come first."""
+        if self._refused or self._owed is not None or self.transport.is_closing():
             return
+        if self._answering() and not self.cycle.more_body:
+            self._owed = refusal
+        elif self._answering() and self.pipeline:
+            # The fault lies in the body of a request that waits: it is dropped.
+            waiting, _ = self.pipeline.popleft()
+            waiting.response_complete = True
+            self._owed = refusal
+        elif self._answering() and self.cycle.response_started:
+            # It has been answered already, as far as it goes.
+            self._refused = True
+            self.cycle.keep_alive = False
+        else:
+            if self._answering():
+                # The application, which waits for the rest of the body, hears that there is none.
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
+            self._answer(refusal)
+
+    def _answer(self, refusal: Refusal) -> None:
         self._refused = True
         body = refusal.body()
         self.transport.write(
@@ -186,6 +245,10 @@ class Connection(HttpToolsProtocol):
         for timer in (self._header_timer, self._write_timer):
             if timer is not None:
                 timer.cancel()
+
+
+def _headers_too_large() -> Refusal:
+    return Refusal(431, f"The request headers are larger than {MAX_HEADER_BYTES:,} bytes.")
 
 
 def bounded_by(http: Http) -> type[Connection]:

@@ -228,6 +228,86 @@ def test_malformed_requests(raw: Raw, data: bytes) -> None:
     refused(raw.read(), 400)
 
 
+CHUNKED = head("POST", "/v1/files", MULTIPART, "Transfer-Encoding: chunked")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        head("POST", "/v1/files", "Content-Length: 5", "Content-Length: 5"),
+        head("POST", "/v1/files", "Transfer-Encoding: chunked", "Content-Length: 5"),
+        head("POST", "/v1/files", MULTIPART, "Transfer-Encoding: gzip"),
+        head("POST", "/v1/files", MULTIPART, "Transfer-Encoding: chunked, gzip"),
+        head("GET", "/v1/files", "Folded: a\r\n b"),
+        head("GET", "/v1/files", "Null: a\0b"),
+        b"get /v1/files HTTP/1.1\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        CHUNKED + b"zz\r\n",
+        CHUNKED + b"-1\r\n",
+        CHUNKED + b"fffffffffffffffffffff\r\n",
+        CHUNKED + b"%x\r\n" % len(START) + START + b"no line end",
+        CHUNKED + b"%x\r\n" % len(START) + START + b"\r\n0\r\nbad trailer\r\n\r\n",
+        head("POST", "/v1/batches", "Transfer-Encoding: chunked") + b"2\r\n{}\r\nx",
+    ],
+)
+def test_malformed_requests_in_two_pieces(host: Host, raw: Raw, data: bytes) -> None:
+    """The fault comes when the request is with the application, or when it is not."""
+    files = blob_names(host)
+    raw.send(data[:-5])
+    with host.client() as client:
+        assert client.get("/v1/models").status_code == 200
+    raw.send(data[-5:])
+    started = time.monotonic()
+    refused(raw.read(), 400)
+    assert time.monotonic() - started < 1
+    assert blob_names(host) == files
+
+
+def test_a_malformed_request_is_answered_behind_those_before_it(raw: Raw) -> None:
+    raw.send(
+        head("GET", "/v1/models"), head("GET", "/v1/files"), b"nonsense\r\n\r\n", head("GET", "/v1/models")
+    )
+    answers = raw.read()
+    assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"200", b"200", b"400"]
+    refused(answers[answers.index(b"HTTP/1.1 400") :], 400)
+
+
+def test_a_malformed_body_is_answered_behind_the_requests_before_it(raw: Raw) -> None:
+    raw.send(head("GET", "/v1/files"), CHUNKED + b"zz\r\n")
+    assert re.findall(rb"HTTP/1.1 (\d+)", raw.read()) == [b"200", b"400"]
+
+
+@pytest.mark.parametrize(
+    "data", [b"GET /v1/mod", head("GET", "/v1/models")[:-2], CHUNKED, CHUNKED + b"100\r\nabc"]
+)
+def test_the_client_ends_early_and_listens(raw: Raw, data: bytes) -> None:
+    raw.send(data)
+    raw.socket.shutdown(socket.SHUT_WR)
+    refused(raw.read(), 400)
+
+
+def test_the_client_says_that_it_has_said_all(raw: Raw) -> None:
+    raw.send(head("GET", "/v1/files"))
+    raw.socket.shutdown(socket.SHUT_WR)
+    assert raw.read().startswith(b"HTTP/1.1 200 ")
+
+
+def test_headers_of_a_later_request_one_byte_a_second(raw: Raw) -> None:
+    raw.send(head("GET", "/v1/models"), b"GET /v1/mod")
+    assert re.findall(rb"HTTP/1.1 (\d+)", raw.read()) == [b"200", b"408"]
+
+
+def test_headers_just_too_large_in_one_piece(raw: Raw) -> None:
+    raw.send(head("GET", "/v1/models", "X-Long: " + "x" * 66_000))
+    refused(raw.read(), 431)
+
+
+def test_trailers_mean_nothing_and_have_an_end(raw: Raw) -> None:
+    with contextlib.suppress(ConnectionError):
+        raw.send(CHUNKED, b"0\r\n", *[b"X-%d: y\r\n" % each for each in range(20_000)])
+    refused(raw.read(), 431)
+
+
 @pytest.mark.parametrize(
     "path",
     ["/v1/files/%ff%fe", "/v1/files/%00", "/v1/batches/..%2f..%2fetc", "/v1/files/" + "x" * 5_000, "//"],
