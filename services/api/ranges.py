@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-_ONE = re.compile(r"bytes=\s*(?:(\d{1,18})-(\d{1,18})?|-(\d{1,18}))\s*", re.ASCII)
+_ONE = re.compile(r"bytes=\s*(?:(\d+)-(\d+)?|-(\d+))\s*", re.ASCII)
+_DIGITS = 18
+"""Numbers longer than this are greater than any size."""
 
 
 class Unsatisfiable(Exception):
@@ -20,14 +22,26 @@ def parse(header: str | None, size: int) -> tuple[int, int] | None:
     if match is None:
         return None
     if match[3] is not None:
-        length = min(int(match[3]), size)
+        length = min(_number(match[3]), size)
         if length == 0:
             raise Unsatisfiable
         return size - length, length
-    first = int(match[1])
-    last = size - 1 if match[2] is None else int(match[2])
-    if match[2] is not None and last < first:
+    if match[2] is not None and _greatness(match[2]) < _greatness(match[1]):
         return None
+    first = _number(match[1])
+    last = size - 1 if match[2] is None else min(_number(match[2]), size - 1)
     if first >= size:
         raise Unsatisfiable
-    return first, min(last, size - 1) - first + 1
+    return first, last - first + 1
+
+
+def _number(digits: str) -> int:
+    """A position, or one beyond every file: numbers as long as a header are not computed with."""
+    length, digits = _greatness(digits)
+    return int(digits or "0") if length <= _DIGITS else 10**_DIGITS
+
+
+def _greatness(digits: str) -> tuple[int, str]:
+    """Numbers are in the order of these, however long."""
+    digits = digits.lstrip("0")
+    return len(digits), digits

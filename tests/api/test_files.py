@@ -180,6 +180,8 @@ def test_content(client: httpx.Client) -> None:
     assert client.get(url, headers={"range": "bytes=-7"}).content == CONTENT[-7:]
     assert client.get(url, headers={"range": f"bytes=-{10**9}"}).content == CONTENT
     assert client.get(url, headers={"range": f"bytes=3-{10**9}"}).content == CONTENT[3:]
+    clamped = client.get(url, headers={"range": "bytes=0-" + "9" * 23})
+    assert (clamped.status_code, clamped.content) == (206, CONTENT)
     assert client.get(url, headers={"range": "bytes=1-2", "if-range": etag}).status_code == 206
     other = client.get(url, headers={"range": "bytes=1-2", "if-range": '"other"'})
     assert (other.status_code, other.content) == (200, CONTENT)
@@ -212,11 +214,22 @@ def test_downloads_of_several_chunks(client: httpx.Client) -> None:
         ("bytes=-10", 10, (0, 10)),
         ("bytes= 1-2 ", 10, (1, 2)),
         ("bytes=1-٢", 10, None),
-        ("bytes=" + "9" * 30 + "-", 10, None),
+        ("bytes=0-" + "9" * 23, 10, (0, 10)),
+        ("bytes=3-" + "9" * 60_000, 10, (3, 7)),
+        ("bytes=" + "0" * 60_000 + "3-4", 10, (3, 2)),
+        ("bytes=-" + "9" * 60_000, 10, (0, 10)),
+        ("bytes=" + "9" * 30 + "-" + "8" * 30, 10, None),
+        ("bytes=" + "9" * 31 + "-" + "9" * 30, 10, None),
     ],
 )
 def test_ranges(header: str | None, size: int, span: tuple[int, int] | None) -> None:
     assert ranges.parse(header, size) == span
+
+
+@pytest.mark.parametrize("header", ["bytes=" + "9" * 30 + "-", "bytes=" + "9" * 30 + "-" + "9" * 31])
+def test_no_range_beyond_the_end(header: str) -> None:
+    with pytest.raises(ranges.Unsatisfiable):
+        ranges.parse(header, 10)
 
 
 @pytest.mark.parametrize("header", ["bytes=0-", "bytes=-1", "bytes=0-0"])
