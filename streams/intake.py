@@ -224,10 +224,7 @@ class Intake:
         count = self._admin.partitions([topic]).get(topic)
         if count is None:
             raise KafkaFailed(f"topic {topic} does not exist; run `openrelay migrate`")
-        model = self._settings.models.get(created.model)
-        slots = sum(pool.max_concurrency for pool in model.pools) if model else 0
-        partitions = extents.runnable(slots, count)
-        stripes = extents.stripes(state.accepted, partitions, random.randrange(len(partitions)))
+        stripes = extents.stripes(state.accepted, count, random.randrange(count))
         attempt = _Attempt(state, topic, stripes, self._accepted_lines(state))
         self._attempts[created.batch] = attempt
         return attempt

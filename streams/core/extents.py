@@ -7,6 +7,7 @@ them fits in a small bitmap however many other batches lie between.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from itertools import accumulate
 
 RECORDS_PER_STRIPE = 16
@@ -15,10 +16,10 @@ RECORDS_PER_STRIPE = 16
 Run = tuple[int, int]
 
 
-def stripes(records: int, partitions: list[int], first: int) -> list[int]:
-    """The partitions a batch of `records` is spread over, from the one at position `first` on."""
-    width = min(len(partitions), -(-records // RECORDS_PER_STRIPE))
-    return [partitions[(first + i) % len(partitions)] for i in range(width)]
+def stripes(records: int, partitions: int, first: int) -> list[int]:
+    """The partitions a batch of `records` is spread over, from `first` on."""
+    width = min(partitions, -(-records // RECORDS_PER_STRIPE))
+    return [(first + i) % partitions for i in range(width)]
 
 
 class RunBuilder:
@@ -68,14 +69,23 @@ class Positions:
         return before + offset - self.runs[run][0]
 
 
-def share(maximum: int, owned: set[int], partitions: int) -> int:
-    """The part of `maximum` concurrent calls that the owner of these partitions may use.
+def share(maximum: int, leads: Iterable[int], divisions: int) -> int:
+    """The part of `maximum` concurrent calls that whoever has these of the divisions may use.
 
-    The parts of all partitions add up to the maximum exactly, so dispatchers need not talk to each other.
+    The parts of all divisions add up to the maximum exactly, so dispatchers need not talk to each other.
     """
-    return sum(maximum * (p + 1) // partitions - maximum * p // partitions for p in owned)
+    return sum(maximum * (lead + 1) // divisions - maximum * lead // divisions for lead in leads)
 
 
-def runnable(maximum: int, partitions: int) -> list[int]:
-    """The partitions with at least one slot: with fewer slots than partitions the others would starve."""
-    return [p for p in range(partitions) if share(maximum, {p}, partitions)] or list(range(partitions))
+def divisions(partitions: int, slots: int) -> int:
+    """Into how many divisions a model's partitions fall when its smallest endpoint has so many slots.
+
+    Each then has a slot on every endpoint. Usually a division is one partition; a partition without a slot
+    of its own would keep its records for ever.
+    """
+    return max(1, min(partitions, slots))
+
+
+def led(lead: int, partitions: int, divisions: int) -> range:
+    """The partitions of a division: whoever is given its first one, the lead, has them all."""
+    return range(lead, partitions, divisions) if lead < divisions else range(0)

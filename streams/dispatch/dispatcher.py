@@ -6,7 +6,7 @@ import asyncio
 import heapq
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -108,10 +108,15 @@ class Dispatcher:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stopping = False
         self._failed: asyncio.Future[None] = self._loop.create_future()
-        self.configure(settings)
+        self._apply(settings)
 
     def configure(self, settings: Settings) -> None:
         """Take new settings: endpoints and models appear and vanish without a restart."""
+        self._apply(settings)
+        log.info("settings read again", models=len(settings.models))
+        self._spawn(self._redivide())
+
+    def _apply(self, settings: Settings) -> None:
         self._settings = settings
         self._runner.limits = settings.limits
         self._loops.configure(settings)
@@ -125,6 +130,12 @@ class Dispatcher:
                 self._schedules[name] = Schedule()
         for name in self._pools.keys() - settings.models.keys():
             self._pools[name].configure(())
+        for job in self._jobs.values():
+            self._name_model(job)
+        self._partitions.divide(
+            {topics.requests_name(name): self._pools[name].least_slots for name in settings.models}
+        )
+        self._resize()
 
     async def run(self, stopping: asyncio.Event, ready: Callable[[], None]) -> None:
         """Dispatch until `stopping`, then let running calls finish and hand the partitions over.
@@ -231,13 +242,19 @@ class Dispatcher:
         job = self._jobs.get(batch)
         if job is None:
             job = self._jobs[batch] = Job(batch, state)
-            job.model = self._models.get(state.enqueued.topic, "")
+            self._name_model(job)
         job.state = state
         for partition, runs in state.enqueued.extents.items():
             self._partitions.note_end((state.enqueued.topic, partition), runs[-1][1] + 1)
         self._open_lanes(job)
         if state.cancelled:
             self._begin_close(job, "cancelled")
+
+    def _name_model(self, job: Job) -> None:
+        """Which model it is; the settings may come to know it later than the batch is there."""
+        enqueued = job.state.enqueued
+        assert enqueued is not None
+        job.model = job.model or self._models.get(enqueued.topic, "")
 
     def _drop(self, batch: BatchId) -> None:
         """The batch has its verdicts: stop what still runs, forget it, remove its done-sets."""
@@ -258,10 +275,19 @@ class Dispatcher:
         if not partitions:
             return
         await self._partitions.take(partitions)
+        self._take_up()
+        log.info("partitions assigned", count=len(partitions), owned=len(self._partitions.owned))
+
+    async def _redivide(self) -> None:
+        """The settings are others: partitions may follow other leads now, from us or to us."""
+        await self._leave(self._disown())
+        await self._partitions.follow(self._settings.limits.drain_s)
+        self._take_up()
+
+    def _take_up(self) -> None:
         self._resize()
         for job in list(self._jobs.values()):
             self._open_lanes(job)
-        log.info("partitions assigned", count=len(partitions), owned=len(self._partitions.owned))
         self._pump()
 
     async def _revoked(self, partitions: list[TopicPartition]) -> None:
@@ -269,7 +295,9 @@ class Dispatcher:
 
         Our share of the slots stays ours so long: records that are more than one call go on with it.
         """
-        lanes = self._disown(partitions)
+        await self._leave(self._disown(partitions))
+
+    async def _leave(self, lanes: list[Lane]) -> None:
         running = [task for task, work in self._running_in(lanes)]
         if running:
             await asyncio.wait(running, timeout=self._settings.limits.drain_s)
@@ -295,12 +323,13 @@ class Dispatcher:
         self._resize()
         log.warning("partitions lost", count=len(partitions))
 
-    def _disown(self, partitions: list[TopicPartition]) -> list[Lane]:
-        self._partitions.give_up(partitions)
+    def _disown(self, partitions: Iterable[TopicPartition] = ()) -> list[Lane]:
+        """Stop starting in what is not ours without these partitions, or with other divisions; its lanes."""
+        gone = self._partitions.give_up(partitions)
         given_up = []
         for job in self._jobs.values():
             for partition, lane in list(job.lanes.items()):
-                if (lane.topic, partition) in partitions:
+                if (lane.topic, partition) in gone:
                     del job.lanes[partition]
                     job.closed.discard(partition)
                     self._backlog.drop(job, lane)
@@ -319,12 +348,9 @@ class Dispatcher:
         ]
 
     def _resize(self) -> None:
-        """Our share of every limit follows the partitions we own."""
+        """Our share of every limit follows the partitions the group has given us."""
         for name, pool in self._pools.items():
-            topic = topics.requests_name(name)
-            owned = frozenset(p for t, p in self._partitions.owned if t == topic)
-            count = self._partitions.counts.get(topic, self._settings.kafka.request_partitions)
-            pool.own(owned, count)
+            pool.own(*self._partitions.division(topics.requests_name(name)))
 
     def _open_lanes(self, job: Job) -> None:
         """Lanes for the partitions of ours that hold records of the job and have none yet."""

@@ -55,7 +55,14 @@ class DoneLog:
         """By batch and request partition: steps of workflows that `read` found, with offsets, in order."""
 
     def read(self, partitions: Iterable[TopicPartition]) -> dict[str, DoneSet]:
-        """The last done-sets of these request partitions by key. Blocks; raises KafkaFailed."""
+        """How far the last owners of these request partitions got, by key. Blocks; raises KafkaFailed."""
+        return {
+            done_key(done.topic, done.partition, done.batch, done.attempt): done
+            for done in self._with_results(self.latest(partitions))
+        }
+
+    def latest(self, partitions: Iterable[TopicPartition]) -> list[DoneSet]:
+        """The last done-sets of these request partitions as written. Blocks; raises KafkaFailed."""
         wanted = set(partitions)
         places = [(topics.DONE, p) for p in sorted({self._place(t, p) for t, p in wanted})]
         firsts, ends = self._admin.first_offsets(places), self._admin.end_offsets(places)
@@ -72,11 +79,7 @@ class DoneLog:
                         latest[message.key] = _decode(message.value)
         finally:
             reader.close()
-        mine = [done for done in latest.values() if (done.topic, done.partition) in wanted]
-        return {
-            done_key(done.topic, done.partition, done.batch, done.attempt): done
-            for done in self._with_results(mine)
-        }
+        return [done for done in latest.values() if (done.topic, done.partition) in wanted]
 
     def _with_results(self, done_sets: list[DoneSet]) -> Iterator[DoneSet]:
         """The done-sets with the results that were acknowledged after they were written."""

@@ -13,14 +13,18 @@ FIRST_OUT_S = 0.5
 LONGEST_OUT_S = 30.0
 
 
+def place(model: str, pool: Pool) -> tuple[str, str | None]:
+    """The server's URL, and the model's name there when it is another."""
+    return pool.base_url.rstrip("/"), pool.model if pool.model != model else None
+
+
 class Endpoint:
     """Times are seconds of the event loop's clock."""
 
     def __init__(self, model: str, pool: Pool) -> None:
         self.pool = pool
-        self.base_url = pool.base_url.rstrip("/")
-        self.remote_model = pool.model if pool.model not in (None, model) else None
-        """The model's name on this server, when it is another."""
+        self.place = place(model, pool)
+        self.base_url, self.remote_model = self.place
         self.limit = Limit(pool.max_concurrency)
         self.in_flight = 0
         self.out_until = 0.0
@@ -29,6 +33,13 @@ class Endpoint:
         self._times_out = 0
         self._failures = 0
         self._trial = False
+
+    def configure(self, pool: Pool) -> None:
+        """Take new settings of the same place; the calls that run stay counted."""
+        if pool.api_key != self.pool.api_key:
+            self.out_until, self.misconfigured = 0.0, False
+        self.pool = pool
+        self.retired = False
 
     @property
     def headers(self) -> dict[str, str]:

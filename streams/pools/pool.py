@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from schemas.settings import Pool
 from streams.core.extents import share
-from streams.pools.endpoint import Endpoint
+from streams.pools.endpoint import Endpoint, place
 
 
 class Slot:
@@ -30,23 +30,41 @@ class ModelPool:
     def __init__(self, model: str, pools: tuple[Pool, ...]) -> None:
         self.model = model
         self.endpoints: list[Endpoint] = []
+        self._leaving: list[Endpoint] = []
+        """Endpoints that have vanished from the settings while calls ran there."""
         self._share: tuple[frozenset[int], int] = (frozenset(), 1)
         self.configure(pools)
 
     def configure(self, pools: tuple[Pool, ...]) -> None:
-        """Endpoints appear and vanish; a vanished one finishes the calls it has."""
-        known = {endpoint.pool: endpoint for endpoint in self.endpoints}
-        kept = [known.pop(pool) if pool in known else Endpoint(self.model, pool) for pool in pools]
-        for endpoint in known.values():
+        """Endpoints appear and vanish; a vanished one finishes the calls it has.
+
+        One that stays, or comes back before they are finished, counts them against its new limit.
+        """
+        known: dict[tuple[str, str | None], list[Endpoint]] = {}
+        for endpoint in [*self.endpoints, *self._leaving]:
+            known.setdefault(endpoint.place, []).append(endpoint)
+        self.endpoints = []
+        for pool in pools:
+            same = known.get(place(self.model, pool))
+            endpoint = same.pop(0) if same else Endpoint(self.model, pool)
+            endpoint.configure(pool)
+            self.endpoints.append(endpoint)
+        gone = [endpoint for rest in known.values() for endpoint in rest]
+        for endpoint in gone:
             endpoint.retired = True
-        self.endpoints = kept
+        self._leaving = [endpoint for endpoint in gone if endpoint.in_flight]
         self.own(*self._share)
 
-    def own(self, owned: frozenset[int], partitions: int) -> None:
-        """This process owns these of the model's request partitions, and so that share of every limit."""
-        self._share = (owned, partitions)
+    @property
+    def least_slots(self) -> int:
+        """What the smallest endpoint runs at once."""
+        return min((endpoint.pool.max_concurrency for endpoint in self.endpoints), default=0)
+
+    def own(self, leads: frozenset[int], divisions: int) -> None:
+        """This process has these of the divisions of the model's partitions, and so that share of limits."""
+        self._share = (leads, divisions)
         for endpoint in self.endpoints:
-            endpoint.limit.resize(share(endpoint.pool.max_concurrency, set(owned), partitions))
+            endpoint.limit.resize(share(endpoint.pool.max_concurrency, leads, divisions))
 
     def free(self, now: float) -> int:
         return sum(endpoint.free(now) for endpoint in self.endpoints)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from schemas.ids import BatchId
 from schemas.records import DoneSet
 from streams.core import bitmap
-from streams.core.extents import Positions, Run, RunBuilder, runnable, share, stripes
+from streams.core.extents import Positions, Run, RunBuilder, divisions, led, share, stripes
 from streams.core.lanes import RESERVE, Lane
 
 BATCH = BatchId("batch_x")
@@ -146,12 +146,26 @@ def test_shares_add_up_to_the_maximum(maximum: int, partitions: int, data: st.Da
     owners = [data.draw(st.integers(0, 3)) for _ in range(partitions)]
     shares = [share(maximum, {p for p in range(partitions) if owners[p] == o}, partitions) for o in range(4)]
     assert sum(shares) == maximum
-    assert all(share(maximum, {p}, partitions) for p in runnable(maximum, partitions)) or maximum == 0
+
+
+@given(st.integers(1, 24), st.lists(st.integers(1, 40), min_size=1, max_size=4))
+def test_every_partition_is_in_one_division_and_that_has_a_slot_on_every_endpoint(
+    partitions: int, maxima: list[int]
+) -> None:
+    parts = divisions(partitions, min(maxima))
+    assert sorted(p for lead in range(partitions) for p in led(lead, partitions, parts)) == list(
+        range(partitions)
+    )
+    for lead in range(partitions):
+        has = [share(maximum, {lead}, parts) for maximum in maxima if led(lead, partitions, parts)]
+        assert all(has)
+    if min(maxima) >= partitions:
+        assert all(list(led(p, partitions, parts)) == [p] for p in range(partitions))
 
 
 @given(st.integers(1, 50_000), st.integers(1, 16), st.integers(0, 15))
 def test_small_batches_touch_few_partitions(records: int, partitions: int, first: int) -> None:
-    chosen = stripes(records, list(range(partitions)), first)
+    chosen = stripes(records, partitions, first)
     assert len(chosen) == len(set(chosen)) == min(partitions, -(-records // 16))
 
 
