@@ -153,12 +153,13 @@ class Lane:
         """Somebody else may have run this lane since: what is finished there is finished."""
         merged = int.from_bytes(self.finished, "little") | int.from_bytes(done.finished, "little")
         self.finished[:] = merged.to_bytes(len(self.finished), "little")
-        while self.started_upto < min(done.started_upto, self.positions.count):
-            if self._fresh <= self.started_upto and not self.is_finished(self.started_upto):
-                self.suspects.append(self.started_upto)
-            self.started_upto += 1
-        self._fresh = max(self._fresh, self.started_upto)
-        self.acked_upto = max(self.acked_upto, self.started_upto)
+        started_upto = min(done.started_upto, self.positions.count)
+        self.started_upto = max(self.started_upto, started_upto)
+        self.acked_upto = max(self.acked_upto, started_upto)
+        if self._fresh < started_upto:
+            unread = bitmap.unset(self.finished, started_upto, self._fresh)
+            self.suspects.extend(unread)
+            self._fresh = started_upto
 
     def lost(self, waiting: Iterable[int]) -> Iterator[int]:
         """Positions that were read and neither wait nor run nor are finished."""

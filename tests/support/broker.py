@@ -17,12 +17,18 @@ STOP_TIMEOUT_S = 30
 
 
 class EmbeddedBroker:
-    """A running broker in `directory`; ports and data stay the same from start to start."""
+    """A running broker in `directory`; ports and data stay the same from start to start.
 
-    def __init__(self, directory: Path) -> None:
+    With `far_port`, clients that come in by a second listener, on `listener_port`, are told to find the
+    broker on that port: a proxy's, which forwards to it.
+    """
+
+    def __init__(self, directory: Path, listener_port: int = 0, far_port: int = 0) -> None:
         self.directory = directory
         self.port = free_port()
         self.controller_port = free_port()
+        self._listener_port = listener_port
+        self._far_port = far_port
         self.child: subprocess.Popen[bytes] | None = None
 
     @property
@@ -37,6 +43,8 @@ class EmbeddedBroker:
         """Start it and wait until it serves."""
         assert self.child is None, "the broker runs already"
         command = broker.prepare(self.directory, self.port, self.controller_port)
+        if self._far_port:
+            self._listen_twice()
         self.child, _ = process.spawn(command, log=self.log, environ=os.environ, ready=False)
         deadline = time.monotonic() + START_TIMEOUT_S
         while not broker.answers(self.port):
@@ -45,6 +53,17 @@ class EmbeddedBroker:
             if time.monotonic() > deadline:
                 raise AssertionError(f"no broker within {START_TIMEOUT_S} s:\n{self.log.read_text('utf-8')}")
             time.sleep(0.02)
+
+    def _listen_twice(self) -> None:
+        values = {
+            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},FAR://127.0.0.1:{self._listener_port}"
+            f",CONTROLLER://127.0.0.1:{self.controller_port}",
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self.port},FAR://127.0.0.1:{self._far_port}",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,FAR:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "inter.broker.listener.name": "PLAINTEXT",
+        }
+        with (self.directory / "server.properties").open("a", encoding="utf-8") as config:
+            config.writelines(f"{key}={value}\n" for key, value in values.items())
 
     def kill(self) -> None:
         """SIGKILL, as a crash would; the data stays."""

@@ -87,12 +87,12 @@ class Pipeline:
     def signal(self, name: str, number: signal.Signals) -> None:
         self.children[name].send_signal(number)
 
-    def revived(self) -> bool:
+    def revived(self, **variables: str) -> bool:
         """True, after roles that have ended by themselves were started again, as a supervisor does."""
         for name, child in list(self.children.items()):
             if child.poll() is not None:
                 del self.children[name]
-                self.start(name)
+                self.start(name, **variables)
         return True
 
     def reconfigure(self, settings: Settings) -> None:

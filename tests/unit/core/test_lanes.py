@@ -201,3 +201,33 @@ def test_whatever_is_given_back_is_read_once_more_and_nothing_else(count: int, d
     left = set(read_all(one))
     assert left | out == {p for p in range(count) if not one.is_finished(p)}
     assert not left & out
+
+
+@given(st.integers(1, 90), st.data())
+def test_a_lane_that_comes_back_reads_everything_that_is_left_once(count: int, data: st.DataObject) -> None:
+    """However far it had read and reserved, and whatever somebody else has started and finished since."""
+    mine, other = lane([(0, count - 1)]), lane([(0, count - 1)])
+    out: set[int] = set()
+    for _ in range(data.draw(st.integers(0, 5))):
+        span = mine.next_read(data.draw(st.integers(1, 20)))
+        out |= set(range(span[0], span[1] + 1)) if span is not None else set()
+    positions = st.sampled_from(sorted(out)) if out else st.nothing()
+    for position in data.draw(st.lists(positions, unique=True)):
+        mine.reserve(position)
+        if data.draw(st.booleans()):
+            mine.finish(position, 1)
+            out.discard(position)
+    for position in data.draw(st.lists(st.integers(0, count - 1), unique=True)):
+        other.reserve(position)
+        if data.draw(st.booleans()):
+            other.finish(position, 1)
+    returned = data.draw(st.lists(positions, unique=True))
+    for position in returned:
+        if not mine.is_finished(position):
+            mine.unread(position, position)
+            out.discard(position)
+    mine.absorb(other.done_set(clean=data.draw(st.booleans())))
+    left = read_all(mine)
+    assert len(left) == len(set(left))
+    assert not set(left) & out, "a record that is under way is not read again"
+    assert set(left) | out >= {p for p in range(count) if not mine.is_finished(p)}
