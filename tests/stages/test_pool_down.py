@@ -1,0 +1,64 @@
+"""The model servers are away for long while a large backlog waits."""
+
+from __future__ import annotations
+
+import time
+
+import psutil
+import pytest
+
+from schemas.topics import requests_name
+from services.control.lag import partition_lags
+from streams.kafka.admin import Admin
+from tests.stages.conftest import LIMITS, MakePipeline
+from tests.support.check import check_batch
+from tests.support.pipeline import Pipeline, record
+from tests.support.settings import MODEL
+from tests.support.simulator import Simulator
+from tests.support.until import until
+
+RECORDS = 20_000
+DOWN_S = 15.0
+"""Longer than two sessions of a member that would not poll, and than an endpoint's first seven tries."""
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+
+
+def lag(stages: Pipeline, admin: Admin) -> int:
+    topic = requests_name(MODEL)
+    return sum(each.lag for each in partition_lags(admin, stages.settings) if each.topic == topic)
+
+
+def test_the_pool_is_down_and_twenty_thousand_records_wait(
+    pipeline: MakePipeline, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Memory stays flat, no record fails, the dispatcher stays a member, and the lag is all that waits."""
+    late = Simulator(tmp_path_factory.mktemp("late"), "--concurrency", "1000")
+    stages = pipeline(LIMITS, pool_url=late.url)
+    admin = Admin(stages.settings.kafka, "test-lag")
+    stages.start("intake", "dispatch", "settle", "sink")
+    padding = "x" * 2_000
+    batch = stages.create(record(f"r{i}", f"ok down {i} {padding}") for i in range(RECORDS))
+    until(lambda: stages.state(batch).enqueued is not None, 60, lambda: stages.explain(batch))
+    until(lambda: lag(stages, admin) == RECORDS, 30, lambda: f"the lag is {lag(stages, admin)}")
+    process = psutil.Process(stages.children["dispatch"].pid)
+    resident = [process.memory_info().rss]
+    ends = time.monotonic() + DOWN_S
+    while time.monotonic() < ends:
+        time.sleep(0.5)  # the fault's length, looked at meanwhile
+        resident.append(process.memory_info().rss)
+        assert lag(stages, admin) == RECORDS
+    assert max(resident) <= 1.2 * min(resident), [each >> 20 for each in resident]
+    said = stages.log("dispatch").read_text("utf-8")
+    assert "partitions lost" not in said
+    assert said.count("partitions assigned") == 1
+    late.start()
+    try:
+        until(lambda: late.calls()["count"], 35, lambda: f"nothing is called\n{stages.explain(batch)}")
+        state = stages.wait_ended(batch)
+        check_batch(state, [f"r{i}" for i in range(RECORDS)], stages.lines(batch, "output"), [])
+        assert late.calls()["count"] == RECORDS
+        until(lambda: lag(stages, admin) == 0, 30, lambda: f"the lag is {lag(stages, admin)}")
+        print("resident MiB", resident[0] >> 20, max(resident) >> 20, process.memory_info().rss >> 20)
+    finally:
+        late.stop()
