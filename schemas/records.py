@@ -183,6 +183,8 @@ class DoneSet(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing was in flight when this was written."""
     steps_from: int | None = None
     """Offset in `results` below which there is no step of a workflow that is not finished."""
+    attempts: dict[int, int] = {}
+    """By position: failed attempts of records that wait for their next one; of very many, the most tried."""
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ time, each named in `probing` before it starts; a restore that finds one named g
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -20,6 +21,9 @@ from streams.core.extents import Positions, Run
 
 RESERVE = 32
 """Positions covered ahead of the ones that start: one done-set for that many starts."""
+
+MOST_ATTEMPTS_KEPT = 256
+"""Records whose attempts a done-set carries; when more wait, a server is failing them all."""
 
 CAREFUL_AFTER = 2
 """Restores that found suspects before they run one at a time."""
@@ -52,6 +56,8 @@ class Lane:
         self.probing: int | None = None
         self.given_up: int | None = None
         self.suspects: deque[int] = deque()
+        self.attempts: dict[int, int] = {}
+        """By position: attempts that failed, of records that will have another, whoever makes it."""
         self.steps: dict[int, Step] = {}
         """By position: the last step that a workflow record finished in an earlier run; it goes on there."""
         self._steps_since: dict[int, int] = {}
@@ -70,6 +76,7 @@ class Lane:
         self.started_upto = min(done.started_upto, self.positions.count)
         self.results_upto = done.results_upto
         self.suspects.extend(bitmap.unset(self.finished, self.started_upto))
+        self._count_attempts(done)
         if done.clean or not self.suspects:
             return
         self.crashes = done.crashes + 1
@@ -153,6 +160,8 @@ class Lane:
         """Somebody else may have run this lane since: what is finished there is finished."""
         merged = int.from_bytes(self.finished, "little") | int.from_bytes(done.finished, "little")
         self.finished[:] = merged.to_bytes(len(self.finished), "little")
+        self.attempts = {p: n for p, n in self.attempts.items() if not self.is_finished(p)}
+        self._count_attempts(done)
         started_upto = min(done.started_upto, self.positions.count)
         self.started_upto = max(self.started_upto, started_upto)
         self.acked_upto = max(self.acked_upto, started_upto)
@@ -160,6 +169,11 @@ class Lane:
             unread = bitmap.unset(self.finished, started_upto, self._fresh)
             self.suspects.extend(unread)
             self._fresh = started_upto
+
+    def _count_attempts(self, done: DoneSet) -> None:
+        for position, attempts in done.attempts.items():
+            if position < self.positions.count:
+                self.failed(position, attempts)
 
     def lost(self, waiting: Iterable[int]) -> Iterator[int]:
         """Positions that were read and neither wait nor run nor are finished."""
@@ -177,11 +191,17 @@ class Lane:
         """The record will not run to its end here (cancelled, expired, handed over)."""
         self.running.discard(position)
 
+    def failed(self, position: int, attempts: int) -> None:
+        """So many attempts of the record have failed, and it will have another."""
+        if not self.is_finished(position):
+            self.attempts[position] = max(attempts, self.attempts.get(position, 0))
+
     def finish(self, position: int, results_upto: int) -> None:
         """The result is acknowledged, below `results_upto`. The last suspect ends the suspicion."""
         self.running.discard(position)
         self.results_upto = max(self.results_upto, results_upto)
         bitmap.set_bit(self.finished, position)
+        self.attempts.pop(position, None)
         self.steps.pop(position, None)
         self._steps_since.pop(position, None)
         if self.probing == position:
@@ -219,7 +239,14 @@ class Lane:
             probing=self.probing,
             clean=clean,
             steps_from=min(self._steps_since.values(), default=None),
+            attempts=self._most_tried(),
         )
+
+    def _most_tried(self) -> dict[int, int]:
+        if len(self.attempts) <= MOST_ATTEMPTS_KEPT:
+            return dict(self.attempts)
+        most = heapq.nlargest(MOST_ATTEMPTS_KEPT, self.attempts.items(), key=lambda item: item[1])
+        return dict(most)
 
     def key(self) -> str:
         """Kafka key of the done-set."""

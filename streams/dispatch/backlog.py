@@ -125,4 +125,6 @@ class Backlog:
 
     def _work(self, lane: Lane, position: int, message: Message) -> Work:
         assert message.value is not None
-        return Work(lane, position, _decode(message.value), len(message.value))
+        work = Work(lane, position, _decode(message.value), len(message.value))
+        work.attempts = lane.attempts.get(position, 0)
+        return work

@@ -46,7 +46,13 @@ class Runner:
         """Run a record that is one call; its result, or when to try again."""
         passing("dispatch.calling", work.request.custom_id)
         end = await self.ask(job, work, pool, slot, await self._store.request(work.request))
-        return end if isinstance(end, Again) else await result_of(work, end, self._store)
+        if not isinstance(end, Again):
+            return await result_of(work, end, self._store)
+        if end.attempt:
+            work.lane.failed(work.position, work.attempts)
+            if job.lanes.get(work.lane.partition) is work.lane:
+                self._done.changed(work.lane)
+        return end
 
     async def ask(
         self,

@@ -264,6 +264,7 @@ EXAMPLES: dict[str, tuple[Any, Any]] = {
             finished=b"\x03",
             started_upto=34,
             results_upto=42,
+            attempts={7: 3},
         ),
     ),
     "rejected": (

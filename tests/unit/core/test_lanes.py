@@ -7,7 +7,7 @@ from schemas.ids import BatchId
 from schemas.records import DoneSet
 from streams.core import bitmap
 from streams.core.extents import Positions, Run, RunBuilder, divisions, led, share, stripes
-from streams.core.lanes import RESERVE, Lane
+from streams.core.lanes import MOST_ATTEMPTS_KEPT, RESERVE, Lane
 
 BATCH = BatchId("batch_x")
 
@@ -231,3 +231,41 @@ def test_a_lane_that_comes_back_reads_everything_that_is_left_once(count: int, d
     assert len(left) == len(set(left))
     assert not set(left) & out, "a record that is under way is not read again"
     assert set(left) | out >= {p for p in range(count) if not mine.is_finished(p)}
+
+
+@given(
+    st.integers(1, 60), st.lists(st.tuples(st.integers(0, 59), st.booleans())), st.booleans(), st.booleans()
+)
+def test_failed_attempts_stay_counted_whoever_runs_the_record_next(
+    count: int, calls: list[tuple[int, bool]], parked: bool, clean: bool
+) -> None:
+    """Until the record is finished; also when a lane comes back whose records others have tried meanwhile."""
+    one, before = lane([(0, count - 1)]), lane([(0, count - 1)])
+    counted: dict[int, int] = {}
+    for position, failed in calls:
+        if position >= count or one.is_finished(position):
+            continue
+        one.reserve(position)
+        if failed:
+            counted[position] = counted.get(position, 0) + 1
+            one.failed(position, counted[position])
+        else:
+            one.finish(position, 1)
+            counted.pop(position, None)
+    done = one.done_set(clean=clean)
+    assert done.attempts == counted
+    assert lane([(0, count - 1)], done).attempts == counted
+    if parked:
+        before.failed(0, 9)
+        before.absorb(done)
+        assert before.attempts == counted | ({} if before.is_finished(0) else {0: 9})
+
+
+def test_of_very_many_failed_records_the_most_tried_are_written_down() -> None:
+    many = 2 * MOST_ATTEMPTS_KEPT
+    one = lane([(0, many - 1)])
+    for position in range(many):
+        one.failed(position, 1 + position % 4)
+    kept = one.done_set(clean=False).attempts
+    assert len(kept) == MOST_ATTEMPTS_KEPT
+    assert min(kept.values()) == 3
