@@ -33,7 +33,7 @@ from streams import metrics
 from streams.core import answers, workflow
 from streams.core.bodies import is_workflow
 from streams.core.judge import Again, CodedFailure, End, HttpFailure, Succeeded
-from streams.core.sealing import Sealer
+from streams.core.sealing import Sealer, Unsealable
 from streams.core.toolconfig import ToolConfig, WorkflowConfig, decode_openrelay
 from streams.core.toolloop import Done, ToolLoop
 from streams.core.workflow import Completed, Ended, Malformed, Request, Run, Workflow
@@ -133,11 +133,19 @@ class Loops:
         elif step is not None:
             billed = step.billed
             report = workflow.report(step.step, step.requests, step.billed, created.price)
-        elif isinstance(work.request.sealed, bytes) and is_workflow(self._opened(job, work)):
+        elif self._is_workflow(job, work):
             billed, report = [], workflow.UNBEGUN
         else:
             return result
         return msgspec.structs.replace(result, billed=billed, openrelay=Raw(_encode(report)))
+
+    def _is_workflow(self, job: Job, work: Work) -> bool:
+        if not work.loops:
+            return False
+        try:
+            return is_workflow(self._opened(job, work))
+        except Unsealable:  # what it is nobody can say any more; it ends without a report
+            return False
 
     def _opened(self, job: Job, work: Work) -> bytes:
         assert isinstance(work.request.sealed, bytes), "a record that loops says how"

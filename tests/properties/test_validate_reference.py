@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 import unicodedata
 from typing import Any
 
@@ -25,6 +26,10 @@ MODELS = {"m", "n"}
 MAX_BYTES = 1_200
 
 
+_ESCAPED = re.compile(r"(?:[^\\]|\\u[0-9a-fA-F]{4}|\\[^u])*+", re.DOTALL)
+"""What the decoder lets pass after a backslash and u is anything `int` reads, spaces and signs too."""
+
+
 class Bad(Exception):
     pass
 
@@ -39,9 +44,12 @@ def strict(data: bytes) -> Any:
     decoder.parse_string = json.decoder.py_scanstring  # type: ignore[attr-defined]
     decoder.scan_once = json.scanner.py_make_scanner(decoder)  # type: ignore[attr-defined]
     try:
-        value = decoder.decode(data.decode())
+        text = data.decode()
+        value = decoder.decode(text)
     except (ValueError, RecursionError) as error:
         raise Bad from error
+    if _ESCAPED.fullmatch(text) is None:
+        raise Bad
     return plain(value, 1)
 
 
@@ -238,6 +246,8 @@ files = st.builds(
 @example(b'{"custom_id":"a"', [1])
 @example(b"\xef\xbb\xbf", [1, 2])
 @example(b"\xef", [])
+@example(b'["\\u\t000"]', [])
+@example(b'["\\u+0a1 \\\\u0"]', [])
 def test_same_verdicts_as_the_reference(data: bytes, cuts: list[int]) -> None:
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         data = b" " + data
