@@ -42,6 +42,7 @@ from services.api.writing import Uncertain
 from streams.blobs import BlobMissing
 from streams.core import pricing
 from streams.core.lifecycle import BatchState, fold
+from streams.crashpoints import passing
 
 PENDING_TTL_S = 3_600
 
@@ -133,6 +134,7 @@ class Creation:
                 created = self._fact(principal, order, verdict, attempt, claim)
                 # From here on the batch may exist, and what the fact names has to stay.
                 discard = False
+                passing("api.creating")
                 mine = await self._append(created, attempt)
                 state = await self._seen(mine, scope)
             if state.withdrawn:

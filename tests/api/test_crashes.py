@@ -158,11 +158,14 @@ def test_the_broker_is_down(mortal: Host, own_broker: EmbeddedBroker) -> None:
 
 
 def test_an_acknowledgement_that_does_not_come(mortal: Host, own_broker: EmbeddedBroker) -> None:
-    """The broker stops while records are checked: the batch is withdrawn, though its fact lands later."""
-    content = jsonl([record(str(each), pad="x" * 1_000) for each in range(50_000)])
+    """The broker stops just before the batch is created: it is withdrawn, though its fact lands later."""
+    mortal.stop()
+    mortal.start(OPENRELAY_CRASH_AT="api.creating~2")
+    assert mortal.child is not None
+    api = psutil.Process(mortal.child.pid)
     with mortal.client() as client:
         small = create(client)["id"]
-        file = stored(client, content)
+        file = stored(client)
         answers: list[httpx.Response] = []
         body = order(input_file_id=file)
         headers = {"Idempotency-Key": "k"}
@@ -172,9 +175,9 @@ def test_an_acknowledgement_that_does_not_come(mortal: Host, own_broker: Embedde
 
         sending = threading.Thread(target=send)
         sending.start()
-        (worker,) = until(lambda: workers(mortal), 60, "a worker")
-        until(lambda: worker.cpu_percent(0.05) > 5, 60, "the check")
+        until(lambda: api.status() == psutil.STATUS_STOPPED, 60, "the moment before")
         own_broker.pause()
+        api.resume()
         sending.join()
         assert answers[0].status_code == 503
         own_broker.resume()
