@@ -1,9 +1,10 @@
 """What every process of a stack has in common: its log, its word that it serves, its end with its parent.
 
 A supervisor starts a role with `spawn` and hears from it through a pipe: the role calls `signal_ready` once
-it serves. A child dies with its parent, whatever kills the parent: the kernel sends SIGKILL when the thread
-that spawned it ends (so spawn from the main thread only), and a child that was forked too late to be told
-checks for itself that its parent is still there.
+it serves. The socket a role serves on may be its supervisor's: then nobody is refused while the role is
+started again, and two processes of it may serve side by side. A child dies with its parent, whatever kills
+the parent: the kernel sends SIGKILL when the thread that spawned it ends (so spawn from the main thread
+only), and a child that was forked too late to be told checks for itself that its parent is still there.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ import structlog
 
 READY_FD = "OPENRELAY_READY_FD"
 """Names the pipe on which a supervised role says that it serves."""
+
+LISTEN_FD = "OPENRELAY_LISTEN_FD"
+"""Names the socket on which a supervised role serves, bound and listening already."""
 
 _PR_SET_PDEATHSIG = 1
 _prctl: Callable[..., int] | None = None
@@ -70,6 +74,19 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+def inherited_listener() -> socket.socket | None:
+    """The socket this process was started with to serve on; None: it has to listen by itself.
+
+    Connections wait in it while nobody accepts, so it is served on once answers can be given.
+    """
+    name = os.environ.pop(LISTEN_FD, None)
+    if name is None:
+        return None
+    listener = socket.socket(fileno=int(name))
+    listener.set_inheritable(False)
+    return listener
+
+
 def spawn(
     command: Sequence[str],
     *,
@@ -77,6 +94,7 @@ def spawn(
     environ: Mapping[str, str],
     ready: bool = True,
     cwd: Path | None = None,
+    listener: socket.socket | None = None,
 ) -> tuple[subprocess.Popen[bytes], int | None]:
     """Start a child that dies with this process; its output is appended to `log`.
 
@@ -84,14 +102,17 @@ def spawn(
     it serves, end of file when it died before. Call it from the main thread.
     """
     reading: int | None = None
-    inherited: tuple[int, ...] = ()
+    inherited: list[int] = []
     variables = dict(environ)
     variables.pop(READY_FD, None)
+    variables.pop(LISTEN_FD, None)
     if ready:
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
-        inherited = (writing,)
+        inherited.append(writing)
         variables[READY_FD] = str(writing)
+    if listener is not None:
+        variables[LISTEN_FD] = str(listener.fileno())
     try:
         with log.open("ab") as output:
             child = subprocess.Popen(
@@ -101,7 +122,7 @@ def spawn(
                 stderr=output,
                 env=variables,
                 cwd=cwd,
-                pass_fds=inherited,
+                pass_fds=inherited if listener is None else [*inherited, listener.fileno()],
                 start_new_session=True,  # an interrupt at the terminal reaches the supervisor alone
                 preexec_fn=_die_with(os.getpid()),
             )

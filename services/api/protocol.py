@@ -2,9 +2,9 @@
 
 Headers must be complete within a time and a size; a peer that does not read its answer is dropped; there is
 a most of open connections. What is not HTTP is refused like anything else: behind the answers to the requests
-before it, and the connection ends with it. A connection that is closed while the peer still sends is first
-shut for writing and drained for a moment, because closing it at once makes the peer's kernel throw away the
-answer.
+before it, and the connection ends with it. A process that stops gives each connection one more answer, which
+says that it is the last. A connection that is closed while the peer still sends is first shut for writing and
+drained for a moment, because closing it at once makes the peer's kernel throw away the answer.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ MAX_HEADER_BYTES = 64 * 1024
 STALLED_WRITE_S = 60.0
 LINGER_S = 2.0
 LINGER_BYTES = 4 * 1024 * 1024
+LAST_REQUEST_S = 1.0
+"""When the process stops: how long a connection at rest may still send a request, whose answer ends it."""
 
 
 class _Transport:
@@ -89,6 +91,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        self._rest_timer: asyncio.TimerHandle | None = None
         self._header_bytes = 0
         self._in_headers = True
         self._begun = False
@@ -96,6 +99,7 @@ class Connection(HttpToolsProtocol):
         self._ended = False
         self._named_bytes = 0
         self._refused = False
+        self._last = False
         self._owed: Refusal | None = None
         """The last answer of this connection, when others come first."""
         self._lingering: _Transport
@@ -158,6 +162,8 @@ class Connection(HttpToolsProtocol):
         if self._header_timer is not None:
             self._header_timer.cancel()
         super().on_headers_complete()
+        if self._last:
+            self.cycle.keep_alive = False
 
     def on_response_complete(self) -> None:
         last = not self.pipeline
@@ -170,6 +176,14 @@ class Connection(HttpToolsProtocol):
             self._refuse(_headers_too_large())
         else:
             self._refuse(Refusal(400, "The request is not valid HTTP/1.1."))
+
+    def shutdown(self) -> None:
+        """The process stops. A connection at rest is not cut at once: a request may be on its way."""
+        self._last = True
+        if self._answering():
+            self.cycle.keep_alive = False
+        else:
+            self._rest_timer = self.loop.call_later(LAST_REQUEST_S, self._rest_over)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -185,6 +199,10 @@ class Connection(HttpToolsProtocol):
         self._named_bytes += size
         if self._named_bytes > MAX_HEADER_BYTES:
             raise ValueError
+
+    def _rest_over(self) -> None:
+        if not self._begun and not self._answering():
+            self.transport.close()
 
     def _await_headers(self) -> None:
         self._in_headers = True
@@ -242,7 +260,7 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
     def _stop_timers(self) -> None:
-        for timer in (self._header_timer, self._write_timer):
+        for timer in (self._header_timer, self._write_timer, self._rest_timer):
             if timer is not None:
                 timer.cancel()
 

@@ -1,4 +1,8 @@
-"""Starting and stopping an API process."""
+"""Starting and stopping an API process.
+
+On a socket of its own it answers from the start, with 503 until it knows enough. On its supervisor's, callers
+wait meanwhile; and there may be a predecessor that still drains, which has the intake until it ends.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +28,12 @@ from services.api.protocol import bounded_by
 from services.api.readmodel import ReadModel
 from services.api.sweeper import Sweeper
 from services.api.threads import StorageThreads
+from services.api.turn import Turn
 from services.api.uploads import Uploads
 from services.api.uses import Uses
 from services.api.validation import Validation
 from services.api.writing import FactWriter
-from services.process import listen, signal_ready
+from services.process import inherited_listener, listen, signal_ready
 from streams.blobs import open_blobs
 from streams.intake import Intake
 from streams.kafka.producer import AsyncProducer
@@ -47,15 +52,17 @@ def run(settings: Settings, host: str, port: int) -> None:
     Raises what ended the read model or intake: the process is to be started again.
     """
     _allow_open_files()
-    listener = listen(host, port)
+    inherited = inherited_listener()
+    listener = inherited or listen(host, port)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, listener))
+            runner.run(_serve(settings, listener, succeeds=inherited is not None))
     finally:
         listener.close()
 
 
-async def _serve(settings: Settings, listener: socket.socket) -> None:
+async def _serve(settings: Settings, listener: socket.socket, *, succeeds: bool) -> None:
+    """With `succeeds` this process takes the place of another, which may not have ended yet."""
     blobs = open_blobs(settings.storage)
     model = ReadModel(settings.kafka, Path(settings.data_dir) / "api")
     producer = AsyncProducer(settings.kafka, "api")
@@ -73,7 +80,10 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         validation=Validation(settings.storage),
     )
     creation = Creation(parts)
-    intake = Intake(settings, blobs, _instance(settings, model))
+    number = 0 if succeeds else model.slot
+    turn = Turn(Path(settings.data_dir) / "api" / f"intake-{number}.lock")
+    intake = Intake(settings, blobs, _instance(settings, number))
+    laying_out = False
     sweeper = Sweeper(blobs, model.path)
     server = Server(
         uvicorn.Config(
@@ -91,15 +101,24 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
     )
 
     async def prepare() -> None:
-        await asyncio.to_thread(model.start)
-        await asyncio.to_thread(intake.start)
+        nonlocal laying_out
+        if not model.ready:
+            await asyncio.to_thread(model.start)
+        if turn.take():
+            await asyncio.to_thread(intake.start)
+            laying_out = True
         sweeper.start()
         await server.listening.wait()
         signal_ready()
-        while (failure := model.failure or intake.failure) is None:  # noqa: ASYNC110 - ended by threads
+        while (failure := model.failure or intake.failure) is None:
             await asyncio.sleep(WATCH_EVERY_S)
+            if not laying_out and turn.take():
+                await asyncio.to_thread(intake.start)
+                laying_out = True
         raise failure
 
+    if succeeds:
+        await asyncio.to_thread(model.start)
     preparing = asyncio.create_task(prepare())
     preparing.add_done_callback(lambda _: server.stop())
     try:
@@ -110,7 +129,9 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         await creation.close()
     finally:
         sweeper.stop()
-        await asyncio.to_thread(intake.stop)
+        if laying_out:
+            await asyncio.to_thread(intake.stop)
+        turn.give_back()
         parts.validation.close()
         threads.close()
         await producer.close()
@@ -145,10 +166,10 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def _instance(settings: Settings, model: ReadModel) -> str:
+def _instance(settings: Settings, number: int) -> str:
     """A name no other API process has, and that this one has again when it is started anew."""
     place = hashlib.sha256(str(Path(settings.data_dir).resolve()).encode()).hexdigest()[:8]
-    return f"api-{socket.gethostname()}-{place}-{model.slot}"
+    return f"api-{socket.gethostname()}-{place}-{number}"
 
 
 def _allow_open_files() -> None:

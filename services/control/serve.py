@@ -14,10 +14,11 @@ from schemas import topics
 from schemas.settings import Settings
 from services import exposition
 from services.api.principals import Principals
+from services.api.protocol import bounded_by
 from services.control import board
 from services.control.application import application
 from services.control.issued import IssuedKeys
-from services.process import listen
+from services.process import inherited_listener, listen
 from streams.kafka.follow import Follower
 
 CATCH_UP_S = 60.0
@@ -26,7 +27,7 @@ FAILURE_CHECK_S = 1.0
 
 def run(settings: Settings, host: str, port: int) -> None:
     """Serve until SIGTERM."""
-    listener = listen(host, port)
+    listener = inherited_listener() or listen(host, port)
     exposition.forget_dead(settings)
     issued, batches = IssuedKeys(), board.Board()
     keys = Follower(settings.kafka, "openrelay-control", [topics.KEYS], issued.apply)
@@ -37,6 +38,7 @@ def run(settings: Settings, host: str, port: int) -> None:
         keys.wait_caught_up(CATCH_UP_S)
         config = uvicorn.Config(
             application(settings, Principals(settings.organizations, issued.find), batches),
+            http=bounded_by(settings.http),
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=max(1, round(settings.limits.drain_s)),

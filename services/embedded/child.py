@@ -1,10 +1,14 @@
-"""One role of the stack as a child process that is started again whenever it ends."""
+"""One role of the stack as a child process that is started again whenever it ends.
+
+A role whose socket is the supervisor's can be replaced: another process serves before the old one drains.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -41,87 +45,35 @@ def restart_delay_s(quick_deaths: int, killed: bool) -> float:
     return min(MAX_DELAY_S, 0.5 * 2.0 ** (quick_deaths - forgiven - 1))
 
 
-class Child:
-    """Keeps one role running. All methods belong to the main thread's event loop.
+class _Running:
+    """One process of a role, from its start to its end."""
 
-    `on_start` is called whenever there is a new process, before it is ready.
-    """
+    def __init__(self, started: subprocess.Popen[bytes], pipe: int | None) -> None:
+        self.process = started
+        self.began = time.monotonic()
+        self.exited = asyncio.Event()
+        self.served = False
+        """Whether it has become ready."""
+        self.timed_out = False
+        self._pipe = pipe
 
-    def __init__(
-        self, role: Role, directory: Path, environ: Mapping[str, str], on_start: Callable[[], None]
-    ) -> None:
-        self.role = role
-        self.log = directory / "logs" / f"{role.name}.log"
-        self.ready = asyncio.Event()
-        self.pid = 0
-        self._directory = directory
-        self._environ = environ
-        self._on_start = on_start
-        self._process: subprocess.Popen[bytes] | None = None
-        self._pipe: int | None = None
-        self._exited = asyncio.Event()
-        self._stopping = False
-        self._renewing = False
-        self._timed_out = False
+    def reap(self) -> None:
+        if self.process.poll() is not None:
+            self.exited.set()
 
-    async def run(self) -> None:
-        """Start it and start it again until `stop`; raises StartFailed if it never becomes ready."""
-        quick_deaths = 0
-        while True:
-            began = time.monotonic()
-            self._spawn()
-            served = await self._serve()
-            if self._stopped():
-                return
-            status = self._status()
-            if self._renewing:
-                self._renewing = False
-                continue
-            killed = status == -signal.SIGKILL
-            if not self.ready.is_set() and not served and (self._timed_out or not killed):
-                raise StartFailed(self._explanation(f"{self.role.name} did not start:\n{self._tail()}"))
-            quick_deaths = quick_deaths + 1 if time.monotonic() - began < QUICK_S else 0
-            delay_s = restart_delay_s(quick_deaths, killed)
-            self._say_died(status, delay_s)
-            await asyncio.sleep(delay_s)
-            if self._stopped():
-                return
+    def signal(self, number: signal.Signals) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
 
-    async def _serve(self) -> bool:
-        """Wait until the process has ended; whether it was ready before."""
-        exited = asyncio.ensure_future(self._exited.wait())
-        ready = asyncio.ensure_future(self._await_ready())
-        try:
-            await asyncio.wait({exited, ready}, timeout=READY_TIMEOUT_S, return_when="FIRST_COMPLETED")
-            served = ready.done() and not ready.cancelled() and ready.result()
-            if served:
-                self.ready.set()
-            elif not exited.done():
-                _say(f"{self.role.name} was not ready within {READY_TIMEOUT_S} s")
-                self._timed_out = True
-                self.signal(signal.SIGKILL)
-            await exited
-            return served
-        finally:
-            ready.cancel()
-            exited.cancel()
+    async def wait(self) -> None:
+        """Until it has ended."""
+        if self.process.poll() is None:
+            await self.exited.wait()
 
-    def _spawn(self) -> None:
-        self._exited.clear()
-        self._rotate()
-        self._process, self._pipe = process.spawn(
-            self.role.command,
-            log=self.log,
-            environ=self._environ,
-            ready=self.role.port is None,
-            cwd=self._directory / "run",
-        )
-        self.pid = self._process.pid
-        self._on_start()
-
-    async def _await_ready(self) -> bool:
-        if self.role.port is not None:
-            while not answers(self.role.port):  # noqa: ASYNC110 - a program that cannot tell us
+    async def await_ready(self, port: int | None) -> bool:
+        """True when it serves, False when it died before."""
+        if port is not None:
+            while not answers(port):  # noqa: ASYNC110 - a program that cannot tell us
                 await asyncio.sleep(PORT_POLL_S)
             return True
         assert self._pipe is not None
@@ -135,44 +87,160 @@ class Child:
             loop.remove_reader(self._pipe)
             os.close(self._pipe)
 
-    def reap(self) -> None:
-        """Notice whether the process has ended; called after SIGCHLD."""
-        if self._process is not None and self._process.poll() is not None:
-            self._exited.set()
+
+class Child:
+    """Keeps one role running. All methods belong to the main thread's event loop.
+
+    `on_start` is called whenever another process has the role, before it is ready unless it replaces one.
+    """
+
+    def __init__(
+        self,
+        role: Role,
+        directory: Path,
+        environ: Mapping[str, str],
+        on_start: Callable[[], None],
+        listener: socket.socket | None = None,
+    ) -> None:
+        self.role = role
+        self.log = directory / "logs" / f"{role.name}.log"
+        self.ready = asyncio.Event()
+        self.replaceable = listener is not None
+        self._directory = directory
+        self._environ = environ
+        self._on_start = on_start
+        self._listener = listener
+        self._current: _Running | None = None
+        self._leaving: set[_Running] = set()
+        """Processes beside the current one: on their way in or out."""
+        self._stopping = False
+        self._renewing = False
 
     @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+    def pid(self) -> int:
+        return 0 if self._current is None else self._current.process.pid
+
+    async def run(self) -> None:
+        """Start it and start it again until `stop`; raises StartFailed if it never becomes ready."""
+        quick_deaths = 0
+        current = self._start()
+        while True:
+            await self._serve(current)
+            await current.wait()
+            if self._stopped():
+                return
+            if (successor := self._successor(current)) is not None:
+                current = successor
+                continue
+            status = current.process.wait()
+            if self._renewing:
+                self._renewing = False
+                current = self._start()
+                continue
+            killed = status == -signal.SIGKILL
+            if not self.ready.is_set() and not current.served and (current.timed_out or not killed):
+                raise StartFailed(self._explanation(f"{self.role.name} did not start:\n{self._tail()}"))
+            quick_deaths = quick_deaths + 1 if time.monotonic() - current.began < QUICK_S else 0
+            delay_s = restart_delay_s(quick_deaths, killed)
+            self._say_died(current, status, delay_s)
+            await asyncio.sleep(delay_s)
+            if self._stopped():
+                return
+            current = self._successor(current) or self._start()
+
+    async def _serve(self, running: _Running) -> None:
+        """Wait until the process is ready; if it takes too long, end it."""
+        if running.served:
+            return
+        exited = asyncio.ensure_future(running.wait())
+        ready = asyncio.ensure_future(running.await_ready(self.role.port))
+        try:
+            await asyncio.wait({exited, ready}, timeout=READY_TIMEOUT_S, return_when="FIRST_COMPLETED")
+            running.served = ready.done() and ready.result()
+            if running.served:
+                self.ready.set()
+            elif not exited.done() and not ready.done():
+                _say(f"{self.role.name} was not ready within {READY_TIMEOUT_S} s")
+                running.timed_out = True
+                running.signal(signal.SIGKILL)
+        finally:
+            ready.cancel()
+            exited.cancel()
+
+    def _start(self) -> _Running:
+        self._current = self._spawn()
+        self._on_start()
+        return self._current
+
+    def _spawn(self) -> _Running:
+        self._rotate()
+        started, pipe = process.spawn(
+            self.role.command,
+            log=self.log,
+            environ=self._environ,
+            ready=self.role.port is None,
+            cwd=self._directory / "run",
+            listener=self._listener,
+        )
+        return _Running(started, pipe)
+
+    def _successor(self, running: _Running) -> _Running | None:
+        """The process that has the role now, if it is another one."""
+        return None if self._current is running else self._current
+
+    def reap(self) -> None:
+        """Notice which processes have ended; called after SIGCHLD."""
+        for running in self._all():
+            running.reap()
 
     def signal(self, number: signal.Signals) -> None:
-        if self.running:
-            assert self._process is not None
-            self._process.send_signal(number)
+        if self._current is not None:
+            self._current.signal(number)
 
-    async def renew(self, deadline: float) -> None:
-        """Have another process in its place, which reads its settings anew; this one may drain first."""
-        self._renewing = self.running
-        await self._end(deadline)
+    async def renew(self, drain_s: float) -> None:
+        """Have another process in its place, which reads its settings anew.
+
+        Where the socket is ours, it serves before this one drains; if it cannot, this one stays.
+        """
+        if not self.replaceable:
+            assert self._current is not None
+            self._renewing = self._current.process.poll() is None
+            await self._end(self._current, time.monotonic() + drain_s)
+            return
+        fresh = self._spawn()
+        self._leaving.add(fresh)
+        await self._serve(fresh)
+        if not fresh.served:
+            await fresh.wait()
+            self._leaving.discard(fresh)
+            _say(f"{self.role.name} goes on as it was; another one did not start:\n{self._tail()}")
+            return
+        old, self._current = self._current, fresh
+        self._leaving.discard(fresh)
+        self._on_start()
+        if old is not None:
+            self._leaving.add(old)
+            await self._end(old, time.monotonic() + drain_s)
+            self._leaving.discard(old)
 
     async def stop(self, deadline: float) -> None:
         """SIGTERM, and SIGKILL at the deadline (monotonic). Returns when it has ended."""
         self._stopping = True
-        await self._end(deadline)
+        await asyncio.gather(*(self._end(running, deadline) for running in self._all()))
 
-    async def _end(self, deadline: float) -> None:
-        self.signal(signal.SIGTERM)
-        self.signal(signal.SIGCONT)
+    async def _end(self, running: _Running, deadline: float) -> None:
+        running.signal(signal.SIGTERM)
+        running.signal(signal.SIGCONT)
         try:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                await self._ended()
+                await running.wait()
         except TimeoutError:
             _say(f"{self.role.name} did not stop in time and was killed")
-            self.signal(signal.SIGKILL)
-            await self._ended()
+            running.signal(signal.SIGKILL)
+            await running.wait()
 
-    async def _ended(self) -> None:
-        if self.running:
-            await self._exited.wait()
+    def _all(self) -> list[_Running]:
+        return [*self._leaving, *([] if self._current is None else [self._current])]
 
     def _tail(self, lines: int = TAIL_LINES) -> str:
         """The end of its log."""
@@ -198,14 +266,10 @@ class Child:
     def _stopped(self) -> bool:
         return self._stopping
 
-    def _status(self) -> int:
-        assert self._process is not None
-        return self._process.wait()
-
-    def _say_died(self, status: int, delay_s: float) -> None:
+    def _say_died(self, running: _Running, status: int, delay_s: float) -> None:
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         when = f"in {delay_s:g} s" if delay_s else "now"
-        _say(f"{self.role.name} (pid {self.pid}) {how}; starting it again {when}")
+        _say(f"{self.role.name} (pid {running.process.pid}) {how}; starting it again {when}")
         if status != -signal.SIGKILL:
             said = self._explanation(self._tail())
             for line in said.splitlines():

@@ -3,8 +3,9 @@
     foundations (broker, warehouse, simulator)  ->  topics and tables  ->  api, control and the stages
 
 The supervisor does no work of its own. Whatever it is killed with, its children end with it; whatever a child
-is killed with, it is started again on the same ports. The settings are resolved here once, environment
-included, and written to `run/settings.json`, which is all that the roles read.
+is killed with, it is started again on the same ports. The sockets of the two HTTP hosts are the supervisor's,
+so that callers wait, rather than being refused, while nobody serves them. The settings are resolved here
+once, environment included, and written to `run/settings.json`, which is all that the roles read.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import contextlib
 import fcntl
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Coroutine, Iterator
@@ -61,7 +63,11 @@ def run(config: Path | None, data: Path | None, *, port: int, control_port: int,
                     _fail(f"port {wanted} is taken by another program; choose another with {name}", 1)
             ports = choose_ports(directory, port, control_port)
             resolved = resolve(tree, directory, ports, made(directory))
-            asyncio.run(Supervisor(config, directory, ports, resolved, dispatchers).run())
+            listeners = {
+                "api": process.listen("127.0.0.1", ports.api),
+                "control": process.listen("127.0.0.1", ports.control),
+            }
+            asyncio.run(Supervisor(config, directory, ports, resolved, dispatchers, listeners).run())
     except SettingsError as error:
         _fail(str(error), 2)
     except (StartFailed, BrokerMissing, broker.BrokerFailed) as error:
@@ -74,13 +80,20 @@ class Supervisor:
     """One run of a stack."""
 
     def __init__(
-        self, config: Path | None, directory: Path, ports: Ports, resolved: Resolved, dispatchers: int
+        self,
+        config: Path | None,
+        directory: Path,
+        ports: Ports,
+        resolved: Resolved,
+        dispatchers: int,
+        listeners: dict[str, socket.socket],
     ) -> None:
         self._config = config
         self._directory = directory
         self._ports = ports
         self._resolved = resolved
         self._dispatchers = dispatchers
+        self._listeners = listeners
         self._children: list[Child] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._stop = asyncio.Event()
@@ -158,7 +171,8 @@ class Supervisor:
             raise StartFailed(f"topics and tables could not be made:\n{log.read_text('utf-8', 'replace')}")
 
     def _add(self, role: Role) -> Child:
-        child = Child(role, self._directory, self._environ, self._publish_again)
+        listener = self._listeners.get(role.name)
+        child = Child(role, self._directory, self._environ, self._publish_again, listener)
         self._children.append(child)
         self._tasks.append(asyncio.create_task(child.run(), name=role.name))
         return child
@@ -188,7 +202,7 @@ class Supervisor:
                 child.limit_log()
 
     async def _reload(self) -> None:
-        """Read the settings again and have the roles take them: at once, or by draining and starting anew.
+        """Read the settings again and have the roles take them: at once, or by another process of each.
 
         Faulty settings are reported and change nothing.
         """
@@ -204,12 +218,12 @@ class Supervisor:
         self._resolved = resolved
         write(_for_roles(resolved.settings), self._settings_file)
         await self._prepare()
-        deadline = time.monotonic() + resolved.settings.limits.drain_s
+        drain_s = resolved.settings.limits.drain_s
         readers = [child for child in self._children if child.role.reads_settings]
         for child in readers:
             if child.role.rereads:
                 child.signal(signal.SIGHUP)
-        await asyncio.gather(*(child.renew(deadline) for child in readers if not child.role.rereads))
+        await asyncio.gather(*(child.renew(drain_s) for child in readers if not child.role.rereads))
         self._publish()
         _say("the settings were read again")
 
@@ -239,6 +253,8 @@ class Supervisor:
 
     async def _shut_down(self) -> None:
         """Step by step within `drain_s`; a second signal ends it at once."""
+        for listener in self._listeners.values():
+            listener.close()
         deadline = time.monotonic() + self._resolved.settings.limits.drain_s
         for kinds in STOP_ORDER:
             patience = BROKER_STOP_S if kinds == ("kafka",) else STEP_S

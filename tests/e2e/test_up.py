@@ -8,14 +8,18 @@ import signal
 import socket
 import stat
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import clickhouse_connect
+import httpx
 import psutil
 import pytest
 
@@ -293,6 +297,94 @@ def test_settings_are_read_again(tmp_path: Path) -> None:
         stack.up.send_signal(signal.SIGHUP)
         stack.until(lambda: "limits.max_attempts" in stack.said, "the fault was not said", 30)
         assert json.loads(settings.read_text())["limits"]["max_attempts"] == 5
+
+
+class Caller:
+    """Asks again and again, in a thread; counts what it is answered: statuses, or names of exceptions."""
+
+    def __init__(self, url: str, key: str, *, keep_alive: bool) -> None:
+        self.answers: Counter[str] = Counter()
+        self._url = url
+        self._headers = {"Authorization": f"Bearer {key}"}
+        self._keep_alive = keep_alive
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Caller:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        most = httpx.Limits(max_keepalive_connections=1 if self._keep_alive else 0)
+        with httpx.Client(headers=self._headers, limits=most, timeout=30, trust_env=False) as client:
+            while not self._ending.is_set():
+                try:
+                    self.answers[str(client.get(self._url).status_code)] += 1
+                except httpx.HTTPError as error:
+                    self.answers[type(error).__name__] += 1
+
+
+@contextmanager
+def _callers(stack: Stack) -> Iterator[list[Caller]]:
+    """Callers of both hosts, with a connection for each request and with one for many."""
+    where = stack.connection
+    urls = [f"{where['base_url']}/batches", f"{where['control_url']}/v1/prices"]
+    with ExitStack() as entered:
+        yield [
+            entered.enter_context(Caller(url, where["api_key"], keep_alive=keep))
+            for url in urls
+            for keep in (False, True)
+        ]
+
+
+def test_while_settings_are_read_again_everybody_is_served(tmp_path: Path) -> None:
+    with Stack(tmp_path, _config()) as stack, _callers(stack) as callers:
+        for times in (1, 2):
+            before = stack.connection["pids"]
+            stack.up.send_signal(signal.SIGHUP)
+            stack.until(
+                lambda times=times: stack.said.count("the settings were read again") == times,
+                "nothing was said",
+                60,
+            )
+            after = stack.connection["pids"]
+            for role in ("api", "control"):
+                assert after[role] != before[role]
+                assert psutil.pid_exists(after[role])
+                assert not psutil.pid_exists(before[role])
+        with httpx.Client(headers={"Authorization": f"Bearer {stack.connection['api_key']}"}) as client:
+            url = f"{stack.connection['base_url']}/batches"
+            record = {"custom_id": "a", "body": {"model": "openrelay/gpt-oss-120b", "messages": []}}
+            fields = {"endpoint": "/v1/chat/completions", "completion_window": "24h", "requests": [record]}
+            batch = client.post(url, json=fields).json()["id"]
+            stack.until(
+                lambda: client.get(f"{url}/{batch}").json()["status"] == "completed", "no batch ends", 30
+            )
+    for caller in callers:
+        assert list(caller.answers) == ["200"], caller.answers
+
+
+def test_while_a_host_is_started_again_callers_wait(tmp_path: Path) -> None:
+    with Stack(tmp_path, _config()) as stack, _callers(stack) as callers:
+        for role in ("api", "control"):
+            stack.kill(role)
+            served = [sum(caller.answers.values()) for caller in callers]
+            stack.until(
+                lambda served=served: all(
+                    sum(caller.answers.values()) > before + 10
+                    for caller, before in zip(callers, served, strict=True)
+                ),
+                "not everybody is answered",
+                60,
+            )
+    for caller in callers:
+        # An answer under way when the process was killed is lost; no connection is refused.
+        assert set(caller.answers) <= {"200", "ReadError", "RemoteProtocolError"}, caller.answers
+        assert caller.answers.total() - caller.answers["200"] <= 1, caller.answers
 
 
 def _allowed(url: str, key: str) -> bool:
