@@ -4,6 +4,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 FAULTS ?=
+# Two at a time, each with a broker of its own: the tests of a file stay together, the files in their order.
+SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: setup up demo test test-faults check bench format lock
 
@@ -25,10 +27,10 @@ demo: $(READY)  ## start everything, run a sample batch, show the results and th
 	$(BIN)/python -m services.cli.demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -m 'not faults and not cluster'
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not faults and not cluster'
 
 test-faults: $(READY)  ## the same promises while processes are killed; FAULTS='-k name' chooses
-	$(BIN)/python -m pytest -m faults $(FAULTS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m faults $(FAULTS)
 
 check: $(READY)
 	$(BIN)/ruff format --check .
