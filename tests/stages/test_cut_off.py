@@ -1,4 +1,4 @@
-"""A dispatcher that is cut from the broker, both ways, for longer than its session."""
+"""A dispatcher and the broker with a network between them that fails."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from schemas import topics
+from schemas.records import Closed, Result
 from schemas.settings import Pool
 from services.embedded.ports import free_port
 from streams.core.lanes import RESERVE
+from streams.kafka.admin import Admin
+from streams.kafka.reader import PositionReader
 from tests.stages.conftest import LIMITS
 from tests.support.broker import EmbeddedBroker
 from tests.support.check import check_batch, check_ledger
@@ -27,6 +31,8 @@ SLOTS = 40
 PARTITIONS = 4
 CUT_S = 15.0
 """The session is 6 s, a client's request fails after at most 60."""
+
+SWALLOWED_S = 3.0
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
@@ -125,3 +131,34 @@ def test_cut_off_for_longer_than_its_session(
     repeated = simulator.calls()["count"] - RECORDS
     assert repeated <= SLOTS + PARTITIONS * (RESERVE + RESERVE // 2), repeated
     print(f"{repeated} calls repeated")
+
+
+def test_acknowledgements_are_swallowed(
+    stages: Pipeline, far_broker: tuple[EmbeddedBroker, Proxy], simulator: Simulator
+) -> None:
+    """What is sent arrives and its acknowledgement does not, five times: nothing is in the log twice."""
+    _, proxy = far_broker
+    stages.start("intake", "settle", "sink")
+    stages.start("dispatch", OPENRELAY_KAFKA__BOOTSTRAP=f"127.0.0.1:{proxy.port}")
+    batch = stages.create(record(f"r{i}", f"ok swallowed {i}") for i in range(RECORDS))
+    for _ in range(5):
+        seen = simulator.calls()["count"]
+        until(
+            lambda seen=seen: simulator.calls()["count"] > min(seen + 200, RECORDS - 1),  # type: ignore[misc]
+            60,
+            lambda: f"no calls\n{stages.explain(batch)}",
+        )
+        proxy.swallow()
+        time.sleep(SWALLOWED_S)  # the fault's length
+        proxy.heal()
+    state = stages.wait_ended(batch)
+    check_batch(state, [f"r{i}" for i in range(RECORDS)], stages.lines(batch, "output"), [])
+    assert simulator.calls()["count"] == RECORDS
+    place = (topics.RESULTS, topics.partition_of(batch, PARTITIONS))
+    admin = Admin(stages.settings.kafka, "test-results")
+    reader = PositionReader(stages.settings.kafka, "test-results", 1)
+    found = reader.read_to_end(*place, 0, admin.end_offsets([place])[place], 60)
+    reader.close()
+    results = [msgspec.json.decode(each.value or b"", type=Result) for each in found]
+    indexes = [r.index for r in results if not isinstance(r, Closed) and r.batch == batch]
+    assert sorted(indexes) == list(range(RECORDS))

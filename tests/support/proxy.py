@@ -18,7 +18,8 @@ class Proxy:
     """Forwards to a port of this machine from `port`; a context manager.
 
     `silence`: connections stay open and nothing passes either way, as when cables are cut; what was under
-    way arrives after `heal`. `refuse`: all connections are reset, and new ones too.
+    way arrives after `heal`. `refuse`: all connections are reset, and new ones too. `swallow`: what is sent
+    arrives, and its answer resets the connection instead.
     """
 
     def __init__(self, target: int) -> None:
@@ -28,6 +29,7 @@ class Proxy:
         self._passes = threading.Event()
         self._passes.set()
         self._refuses = False
+        self._swallows = False
         self._ending = False
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
@@ -53,8 +55,11 @@ class Proxy:
         self._refuses = True
         self._reset_all()
 
+    def swallow(self) -> None:
+        self._swallows = True
+
     def heal(self) -> None:
-        self._refuses = False
+        self._refuses = self._swallows = False
         self._passes.set()
 
     def _spawn(self, work: Callable[..., None], *arguments: Any) -> None:
@@ -85,12 +90,12 @@ class Proxy:
             self._open.add(far)
         if self._refuses:
             self._reset_all()
-        self._spawn(self._forward, far, near)
-        self._forward(near, far)
+        self._spawn(self._forward, far, near, True)
+        self._forward(near, far, False)
 
-    def _forward(self, source: socket.socket, sink: socket.socket) -> None:
+    def _forward(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
         with contextlib.suppress(OSError):
-            while data := source.recv(CHUNK):
+            while (data := source.recv(CHUNK)) and not (answers and self._swallows):
                 self._passes.wait()
                 sink.sendall(data)
         self._passes.wait()
