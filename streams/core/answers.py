@@ -37,7 +37,7 @@ def read(body: bytes, endpoint: str) -> Answer | Unusable:
     try:
         parsed = _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return Unusable(f"not JSON: {error}")
+        return Unusable(f"not JSON: {str(error).removeprefix('JSON is malformed: ')}")
     if not isinstance(parsed, dict):
         return Unusable("not a JSON object")
     choices = parsed.get("choices")

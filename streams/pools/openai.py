@@ -8,6 +8,7 @@ bounded as a whole. Answers are taken uncompressed and up to a size, so that no 
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Any
 
 import aiohttp
@@ -82,7 +83,7 @@ class OpenAIClient:
         except aiohttp.ClientConnectorError as error:
             return Unreachable(str(error))
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            return Broken(f"{type(error).__name__}: {error}"[:300])
+            return Broken(_what_broke(error))
         finally:
             running.discard(scope)
             self._given_up.discard(scope)
@@ -123,6 +124,20 @@ class OpenAIClient:
                 return response.status
         except (TimeoutError, aiohttp.ClientError, OSError):
             return None
+
+
+def _what_broke(error: Exception) -> str:
+    """For the record's error line: what happened, in words that do not depend on our libraries."""
+    match error:
+        case aiohttp.ServerDisconnectedError():
+            return "the model server closed the connection before it had answered"
+        case aiohttp.ClientPayloadError():
+            return "the connection to the model server broke in the middle of the answer"
+        case OSError(errno=int(number)):
+            return f"the connection to the model server broke: {os.strerror(number)}"
+        case aiohttp.ClientResponseError() | ValueError():
+            return "what the model server sent is not HTTP"
+    return "the connection to the model server broke"
 
 
 async def _read_capped(response: aiohttp.ClientResponse) -> bytes | None:

@@ -67,6 +67,15 @@ def test_waits_double_up_to_a_minute() -> None:
     assert waits == [0.75, 1.5, 3.0, 6.0]
 
 
+def test_what_is_not_json_is_said_once() -> None:
+    record = decide(reply(200, '{"choices": ['), attempts=4).record
+    assert isinstance(record, CodedFailure)
+    assert record.message == "the model's answer could not be used: not JSON: Input data was truncated"
+    record = decide(reply(200, '{"choices"; 1}'), attempts=4).record
+    assert isinstance(record, CodedFailure)
+    assert record.message.startswith("the model's answer could not be used: not JSON: expected ':' (byte")
+
+
 def test_no_answer_to_the_end_is_unavailable() -> None:
     record = decide(Broken("reset"), attempts=4).record
     assert isinstance(record, CodedFailure)
