@@ -30,6 +30,14 @@ class Quota:
         model it counts there.
         """
         reserved = self._reserved.get(organization, 0)
+        if records > self._most:
+            raise Refusal(
+                429,
+                f"The batch has {records:,} records, and at most {self._most:,} of an organization may wait "
+                "at a time: it will never fit. Split it into several batches.",
+                code="quota_exceeded",
+                headers={"x-should-retry": "false"},
+            )
         waiting = self._waiting(organization) + reserved
         if records and waiting + records > self._most:
             raise Refusal(

@@ -381,7 +381,10 @@ def test_quota(narrow: Host) -> None:
         facts.settle(third, Cause.EXPIRED)
         facts.end(third, None, "expired")
         many = stored(client, lines(WAITING + 1))
-        assert post(client, input_file_id=many).status_code == 429
+        answer = post(client, input_file_id=many)
+        assert (answer.status_code, error(answer)["code"]) == (429, "quota_exceeded")
+        assert "Split" in error(answer)["message"]
+        assert answer.headers["x-should-retry"] == "false"
         assert client.delete(f"/v1/files/{many}").status_code == 200
         create(client, input_file_id=stored(client, lines(WAITING)))
     facts.close()
