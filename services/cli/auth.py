@@ -34,7 +34,7 @@ def login(
     base_url
         The server, up to and with /v1; default: OPENRELAY_BASE_URL, else the hosted service.
     control_url
-        The server's control host, which serves usage and lag.
+        The server's control host, which serves usage and lag; default: OPENRELAY_CONTROL_URL.
     """
     url = credentials.normal_base_url(base_url or os.environ.get("OPENRELAY_BASE_URL") or DEFAULT_BASE_URL)
     if with_token:
@@ -55,7 +55,7 @@ def login(
         if trouble.exit_status is not Exit.NETWORK:
             raise
         say(f"orl: the key could not be tried: {trouble}")
-    credentials.store(where, url, key, control_url)
+    credentials.store(where, url, key, control_url or os.environ.get("OPENRELAY_CONTROL_URL"))
     say(f"stored the key for {url} in {where.credentials}")
     return Exit.OK
 

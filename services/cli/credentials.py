@@ -1,9 +1,10 @@
 """Which server `orl` talks to, and with which key.
 
 The key and the base URL are looked for in three places, the first that has one wins: the environment
-(`OPENRELAY_API_KEY`, `OPENRELAY_BASE_URL`), what `orl auth login` stored, a stack started by `openrelay up`
-in the data directory it takes without `--data`: `OPENRELAY_DATA_DIR`, else this user's. A stored key is sent
-only to the base URL it was stored for, and the key of a running stack only to that stack.
+(`OPENRELAY_API_KEY`, `OPENRELAY_BASE_URL`, and `OPENRELAY_CONTROL_URL` for the control host), what
+`orl auth login` stored, a stack started by `openrelay up` in the data directory it takes without `--data`:
+`OPENRELAY_DATA_DIR`, else this user's. A stored key is sent only to the base URL it was stored for, and the
+key of a running stack only to that stack.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class Target(msgspec.Struct, frozen=True):
     base_url: str
     api_key: str
     control_url: str | None
+    control_guessed: bool = False
+    """Whether it only follows from the base URL, as it does where `openrelay up` chose both ports."""
 
 
 class _Login(msgspec.Struct, frozen=True):
@@ -108,9 +111,12 @@ def resolve(where: Places) -> Target:
             "characters. Look at OPENRELAY_API_KEY, or run `orl auth login`."
         )
     control_url = where.environ.get("OPENRELAY_CONTROL_URL") or (login and login.control_url)
-    if not control_url:
-        control_url = here.control_url if here is not None else _control_url_of(base_url)
-    return Target(base_url, key, control_url.rstrip("/") if control_url else None)
+    if not control_url and here is not None:
+        control_url = here.control_url
+    if not control_url and base_url == DEFAULT_BASE_URL:
+        control_url = DEFAULT_CONTROL_URL
+    guessed = not control_url and (control_url := _next_port(base_url)) is not None
+    return Target(base_url, key, control_url.rstrip("/") if control_url else None, guessed)
 
 
 def store(where: Places, base_url: str, api_key: str, control_url: str | None) -> None:
@@ -146,10 +152,8 @@ def is_key(text: str) -> bool:
     return bool(text) and text.isascii() and text.isprintable() and " " not in text
 
 
-def _control_url_of(base_url: str) -> str | None:
-    """The control host of a base URL whose owner did not say: ours, or the next port as in `openrelay up`."""
-    if base_url == DEFAULT_BASE_URL:
-        return DEFAULT_CONTROL_URL
+def _next_port(base_url: str) -> str | None:
+    """The control host of a base URL whose owner did not say: the next port, as in `openrelay up`."""
     parts = urlsplit(base_url)
     if parts.port is None:
         return None

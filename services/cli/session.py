@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from services.cli import credentials
-from services.cli.client import Client, Exit, Trouble
+from services.cli.client import Client, Exit, Refused, Trouble
 from services.cli.output import say
+
+_SAY_IT = "set OPENRELAY_CONTROL_URL, or store it with `orl auth login --control-url URL`"
 
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print JSON.")]
 
@@ -27,9 +31,21 @@ def client_for(server: credentials.Target) -> Client:
     return Client(server.base_url, server.api_key, say=say)
 
 
-def open_control() -> Client:
-    """A client for the control host in use."""
+@contextmanager
+def open_control() -> Iterator[Client]:
+    """A client for the control host in use; where that was guessed, a failure says so and what to do."""
     server = target()
     if server.control_url is None:
-        raise Trouble("Nothing says where the control host is: set OPENRELAY_CONTROL_URL.", Exit.USAGE)
-    return Client(server.control_url, server.api_key, say=say)
+        raise Trouble(f"Nothing says where the control host is: {_SAY_IT}.", Exit.USAGE)
+    with Client(server.control_url, server.api_key, say=say) as client:
+        try:
+            yield client
+        except Trouble as trouble:
+            absent = isinstance(trouble, Refused) and trouble.status == 404
+            if not server.control_guessed or not (absent or trouble.exit_status is Exit.NETWORK):
+                raise
+            raise Trouble(
+                f"The control host was looked for at {server.control_url}, the port after that of "
+                f"{server.base_url}: {trouble} If it is elsewhere, {_SAY_IT}.",
+                trouble.exit_status,
+            ) from trouble

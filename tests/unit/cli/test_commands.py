@@ -11,6 +11,7 @@ import pytest
 
 from services.cli import client, submission
 from services.cli.output import money
+from services.embedded.ports import free_port
 from tests.unit.cli.conftest import Orl
 from tests.unit.cli.standin import KEY, StandIn
 
@@ -314,7 +315,23 @@ def test_usage_and_lag_come_from_the_control_host(
     assert json.loads(orl("lag", "--json").out)["data"][0]["lag"] == 3
     monkeypatch.delenv("OPENRELAY_CONTROL_URL")
     monkeypatch.setenv("OPENRELAY_BASE_URL", "https://example.com/v1")
-    assert orl("usage").status == 2
+    unknown = orl("usage")
+    assert unknown.status == 2
+    assert "OPENRELAY_CONTROL_URL" in unknown.err
+
+
+def test_a_control_host_that_was_guessed_wrong_is_named(
+    logged_in: Path, server: StandIn, orl: Orl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
+    monkeypatch.setattr(client, "PATIENCE_S", 0.2)
+    monkeypatch.setenv("OPENRELAY_BASE_URL", f"http://127.0.0.1:{port - 1}/v1")
+    monkeypatch.setenv("OPENRELAY_API_KEY", "or_some_key_0123456789")
+    for command in ("usage", "lag"):
+        done = orl(command)
+        assert done.status == 5
+        for part in (f"http://127.0.0.1:{port},", "OPENRELAY_CONTROL_URL", "--control-url"):
+            assert part in done.err
 
 
 @pytest.mark.parametrize(

@@ -145,3 +145,6 @@ def test_what_is_no_url_is_refused(text: str) -> None:
 def test_the_control_host_of_a_local_server_is_the_next_port(tmp_path: Path) -> None:
     where = places(tmp_path, OPENRELAY_BASE_URL="http://[::1]:8100/v1", OPENRELAY_API_KEY="or_x")
     assert resolve(where).control_url == "http://[::1]:8101"
+    assert resolve(where).control_guessed
+    where.environ["OPENRELAY_CONTROL_URL"] = "http://[::1]:9"  # type: ignore[index]
+    assert not resolve(where).control_guessed
