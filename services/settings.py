@@ -149,8 +149,21 @@ def _value(name: str, keys: list[str], text: str) -> object:
         return text
     try:
         return json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{name}: must be JSON: {error}") from error
+    except ValueError:
+        shown = f", not {text[:40]!r}" if kind in _SCALARS else ""  # tables and lists may hold secrets
+        raise ValueError(f"{name}: {'.'.join(keys)} must be {_described(kind)}{shown}") from None
+
+
+_SCALARS = {int: "an integer", float: "a number", bool: "true or false"}
+
+
+def _described(kind: Any) -> str:
+    """What a variable has to hold."""
+    if kind in _SCALARS:
+        return _SCALARS[kind]
+    if typing.get_origin(kind) is tuple:
+        return "a list, written as JSON"
+    return "a table, written as JSON"
 
 
 def _is_struct(kind: object) -> bool:

@@ -139,13 +139,16 @@ def simulate(
 
 
 @app.command
-def check(*, config: Config = None) -> None:
+def check(file: Config = None, /, *, config: Config = None) -> None:
     """Validate the settings and exit; every fault is shown at once.
 
-    What `openrelay up` would bring itself may be missing.
+    What `openrelay up` would bring itself may be missing. The file may be named with --config or without.
     """
     from services.embedded.resolve import PLACEHOLDERS, Ports, resolve
 
+    if file is not None and config is not None:
+        _fail("openrelay check: give one file", 2)
+    config = config or file
     try:
         tree = read_tree(config, os.environ)
         directory = Path(str(tree.get("data_dir") or default_data_dir()))

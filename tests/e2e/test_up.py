@@ -189,6 +189,17 @@ def test_faulty_settings_are_named_all_at_once(tmp_path: Path) -> None:
     assert "egress.allow_cidrs[0]" in done.stderr
 
 
+def test_settings_are_checked_with_and_without_the_option(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.toml", tmp_path / "bad.toml"
+    good.write_text("[limits]\nmax_attempts = 3\n")
+    bad.write_text("[limits]\nmax_attempts = 0\n")
+    for option in ([], ["--config"]):
+        assert _run("check", *option, str(good)).returncode == 0
+        refused = _run("check", *option, str(bad))
+        assert (refused.returncode, "limits.max_attempts" in refused.stderr) == (2, True)
+    assert _run("check", str(good), "--config", str(bad)).returncode == 2
+
+
 def test_an_unwritable_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     done = _up("--data", str(tmp_path / "file"))

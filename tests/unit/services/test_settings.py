@@ -95,7 +95,12 @@ def test_toml_with_variables(tmp_path: Path) -> None:
     [
         ("OPENRELAY_LIMITS__MAX_ATTEMPT", "3", "there is no setting limits.max_attempt"),
         ("OPENRELAY_LIMIT__MAX_ATTEMPTS", "3", "there is no setting limit.max_attempts"),
-        ("OPENRELAY_LIMITS__MAX_ATTEMPTS", "three", "must be JSON"),
+        ("OPENRELAY_LIMITS__MAX_ATTEMPTS", "three", "limits.max_attempts must be an integer, not 'three'"),
+        ("OPENRELAY_LIMITS__DRAIN_S", "soon", "limits.drain_s must be a number, not 'soon'"),
+        ("OPENRELAY_EGRESS__ALLOW_HTTP", "yes", "egress.allow_http must be true or false, not 'yes'"),
+        ("OPENRELAY_SECRETS__KEYS", "c2VjcmV0", "secrets.keys must be a list, written as JSON"),
+        ("OPENRELAY_ORGANIZATIONS", "a", "organizations must be a list, written as JSON"),
+        ("OPENRELAY_MODELS", "a", "models must be a table, written as JSON"),
         ("OPENRELAY_MODELS__A", "{}", "there is no setting models.a"),
     ],
 )
@@ -105,6 +110,7 @@ def test_a_variable_that_sets_nothing_is_a_fault(name: str, value: str, says: st
     assert len(refused.value.faults) == 1
     assert name in refused.value.faults[0]
     assert says in refused.value.faults[0]
+    assert "c2VjcmV0" not in refused.value.faults[0]
 
 
 def test_which_variables_are_settings() -> None:
