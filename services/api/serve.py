@@ -125,9 +125,9 @@ async def _serve(settings: Settings, listener: socket.socket, *, succeeds: bool)
         await server.serve(sockets=[listener])
         if preparing.done():
             preparing.result()
+    finally:
         preparing.cancel()
         await creation.close()
-    finally:
         sweeper.stop()
         if laying_out:
             await asyncio.to_thread(intake.stop)
