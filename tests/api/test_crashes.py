@@ -137,13 +137,12 @@ def test_the_broker_is_down(mortal: Host, own_broker: EmbeddedBroker) -> None:
             lambda: client.post(f"/v1/batches/{batch}/cancel"),
             lambda: client.delete(f"/v1/files/{file}"),
         ]
-        for call in calls:
-            started = time.monotonic()
-            answer = call()
-            assert answer.status_code == 503
-            assert error(answer)["code"] == "unavailable"
-            assert 0 < int(answer.headers["retry-after"]) <= 60
-            assert time.monotonic() - started < 20
+        with ThreadPoolExecutor(len(calls)) as callers:
+            for answer in callers.map(lambda call: call(), calls):
+                assert answer.status_code == 503
+                assert error(answer)["code"] == "unavailable"
+                assert 0 < int(answer.headers["retry-after"]) <= 60
+                assert answer.elapsed.total_seconds() < 20
         answer = upload(client, jsonl([record("a")]))
         assert answer.status_code == 503
         assert client.get("/v1/models").status_code == 200
