@@ -20,6 +20,8 @@ from services.embedded.broker import answers
 from services.embedded.plan import Role
 
 READY_TIMEOUT_S = 120
+SLOW_S = 10.0
+"""A start that takes longer is explained by the end of its log, and again each time that this has doubled."""
 QUICK_S = 10
 """A process that lives shorter than this died quickly."""
 KILLS_FORGIVEN = 5
@@ -29,6 +31,7 @@ FAILURES_FORGIVEN = 1
 MAX_DELAY_S = 10.0
 LOG_BYTES = 16 * 1024 * 1024
 TAIL_LINES = 15
+SLOW_TAIL_LINES = 3
 TAIL_CHARACTERS = 65_536
 PORT_POLL_S = 0.02
 
@@ -154,6 +157,7 @@ class Child:
             return
         exited = asyncio.ensure_future(running.wait())
         ready = asyncio.ensure_future(running.await_ready(self.role.port))
+        explaining = asyncio.ensure_future(self._explain_slowness())
         try:
             await asyncio.wait({exited, ready}, timeout=READY_TIMEOUT_S, return_when="FIRST_COMPLETED")
             running.served = ready.done() and ready.result()
@@ -164,8 +168,17 @@ class Child:
                 running.timed_out = True
                 running.signal(signal.SIGKILL)
         finally:
-            ready.cancel()
-            exited.cancel()
+            for each in (ready, exited, explaining):
+                each.cancel()
+
+    async def _explain_slowness(self) -> None:
+        waited_s, pause_s = 0.0, SLOW_S
+        while True:
+            await asyncio.sleep(pause_s)
+            waited_s += pause_s
+            pause_s = waited_s
+            _say(f"{self.role.name} is not ready after {waited_s:g} s; the end of {self.log}:")
+            self._quote(self._tail(SLOW_TAIL_LINES))
 
     def _start(self) -> _Running:
         self._current = self._spawn()
@@ -272,8 +285,11 @@ class Child:
         _say(f"{self.role.name} (pid {running.process.pid}) {how}; starting it again {when}")
         if status != -signal.SIGKILL:
             said = self._explanation(self._tail())
-            for line in said.splitlines():
-                _say(f"  {self.role.name} | {line}")
+            self._quote(said)
+
+    def _quote(self, said: str) -> None:
+        for line in said.splitlines():
+            _say(f"  {self.role.name} | {line}")
 
 
 def _say(text: str) -> None:

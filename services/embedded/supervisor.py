@@ -28,7 +28,7 @@ import msgspec
 from schemas.settings import Settings
 from services import process
 from services.embedded import broker
-from services.embedded.child import Child, StartFailed
+from services.embedded.child import SLOW_S, Child, StartFailed
 from services.embedded.connection import connection, publish
 from services.embedded.jars import BrokerMissing
 from services.embedded.plan import LISTED, STOP_ORDER, Role, foundations, openrelay, stages
@@ -163,9 +163,14 @@ class Supervisor:
         log.unlink(missing_ok=True)
         command = openrelay("migrate", "--config", str(self._settings_file))
         child, _ = process.spawn(command, log=log, environ=self._environ, ready=False)
+        loop = asyncio.get_running_loop()
+        slow = loop.call_later(
+            SLOW_S, lambda: _say(f"topics and tables are not there after {SLOW_S:g} s; see {log}")
+        )
         try:
             await asyncio.to_thread(child.wait)
         finally:
+            slow.cancel()
             child.kill()
         if child.returncode != 0:
             raise StartFailed(f"topics and tables could not be made:\n{log.read_text('utf-8', 'replace')}")

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
 import pytest
 
-from services.embedded.child import MAX_DELAY_S, restart_delay_s
+from services.embedded import child as children
+from services.embedded.child import MAX_DELAY_S, Child, StartFailed, restart_delay_s
+from services.embedded.plan import Role
 
 
 @pytest.mark.parametrize(("quick", "killed"), [(0, False), (0, True), (1, False), (1, True), (5, True)])
@@ -21,3 +30,33 @@ def test_a_process_that_keeps_ending_by_itself_waits_longer_each_time() -> None:
 
 def test_even_kills_from_outside_are_not_answered_at_once_for_ever() -> None:
     assert restart_delay_s(6, killed=True) == 0.5
+
+
+def role(directory: Path, program: str) -> Child:
+    (directory / "run").mkdir()
+    return Child(Role("thing", "thing", (sys.executable, "-c", program)), directory, os.environ, lambda: None)
+
+
+async def test_a_start_that_takes_long_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(children, "SLOW_S", 0.1)
+    slow = role(tmp_path, "import time; print('waiting for the sun', flush=True); time.sleep(600)")
+    asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, slow.reap)
+    running = asyncio.create_task(slow.run())
+    said = ""
+    async with asyncio.timeout(30):
+        while said.count("thing | waiting for the sun") < 2:
+            await asyncio.sleep(0.01)
+            said += capsys.readouterr().err
+    assert "thing is not ready after 0.1 s" in said
+    await slow.stop(time.monotonic() + 10)
+    await running
+
+
+async def test_a_role_that_ends_at_its_start_is_the_end(tmp_path: Path) -> None:
+    broken = role(tmp_path, "raise SystemExit('no sun today')")
+    asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, broken.reap)
+    with pytest.raises(StartFailed, match="no sun today"):
+        async with asyncio.timeout(30):
+            await broken.run()
