@@ -76,6 +76,7 @@ class Limits(Strict, frozen=True, kw_only=True):
     max_waiting_records: int = 5_000_000
     """Per organization: accepted records of batches that have not ended."""
     max_concurrent_uploads: int = 32
+    """Uploads and large creates at once in one API process, whose memory and threads they take; else 429."""
     stuck_after_s: float = 600
     """A record that is neither settled nor in flight for this long is reported as stuck."""
 

@@ -145,6 +145,7 @@ def check(file: Config = None, /, *, config: Config = None) -> None:
     What `openrelay up` would bring itself may be missing. The file may be named with --config or without.
     """
     from services.embedded.resolve import PLACEHOLDERS, Ports, resolve
+    from streams.blobs.stores import lifecycle_rule
 
     if file is not None and config is not None:
         _fail("openrelay check: give one file", 2)
@@ -161,6 +162,8 @@ def check(file: Config = None, /, *, config: Config = None) -> None:
         "the settings are good"
         + (f"; only `openrelay up` brings the {', '.join(brought)}" if brought else "")
     )
+    if (rule := lifecycle_rule(resolved.settings.storage)) is not None:
+        print(f"the bucket needs a rule that drops the parts of uploads cut off by a kill:\n{rule}")
 
 
 @app.command

@@ -2,7 +2,7 @@
 
 An object is collected in an unnamed local file and sent on `commit`, in parts when it is large; the store
 makes it visible whole. Dying before that leaves nothing, or parts that a lifecycle rule of the bucket
-removes.
+removes (`stores.lifecycle_rule`).
 """
 
 from __future__ import annotations

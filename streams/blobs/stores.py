@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from urllib.parse import unquote, urlsplit
 
 from schemas.settings import Storage
@@ -10,6 +11,7 @@ from streams.blobs.local import LocalBlobs
 from streams.blobs.port import Blobs
 
 BUCKETS = frozenset({"s3", "gs", "az"})
+CUT_OFF_KEPT_DAYS = 1
 
 
 def open_blobs(storage: Storage) -> Blobs:
@@ -20,3 +22,33 @@ def open_blobs(storage: Storage) -> Blobs:
     if url.scheme in BUCKETS:
         return BucketBlobs(storage.url, storage.options)
     raise ValueError(f"storage.url: {url.scheme!r} is none of file, s3, gs, az")
+
+
+def lifecycle_rule(storage: Storage) -> str | None:
+    """The rule, in the provider's JSON, that makes a bucket drop the parts of uploads cut off by a kill.
+
+    The store's client cannot list such parts, so no process of ours can remove them. None where nothing has
+    to be done: a directory has none, and Azure drops blocks that were not committed after a week by itself.
+    """
+    url = urlsplit(storage.url)
+    prefix = url.path.strip("/")
+    below = f"{prefix}/" if prefix else ""
+    match url.scheme:
+        case "s3":
+            rule: object = {
+                "Rules": [
+                    {
+                        "ID": "parts-of-cut-off-uploads",
+                        "Status": "Enabled",
+                        "Filter": {"Prefix": below},
+                        "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": CUT_OFF_KEPT_DAYS},
+                    }
+                ]
+            }
+        case "gs":
+            condition = {"age": CUT_OFF_KEPT_DAYS} | ({"matchesPrefix": [below]} if below else {})
+            action = {"type": "AbortIncompleteMultipartUpload"}
+            rule = {"lifecycle": {"rule": [{"action": action, "condition": condition}]}}
+        case _:
+            return None
+    return json.dumps(rule)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import boto3
 import pytest
 
 from schemas.settings import Storage
 from streams.blobs import BlobMissing, Blobs, open_blobs
 from streams.blobs.local import LocalBlobs
+from streams.blobs.stores import lifecycle_rule
 from tests.support.s3 import new_bucket, s3_server
 
 
@@ -27,6 +30,30 @@ def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Blobs:
     if request.param == "local":
         return open_blobs(Storage(url=f"file://{tmp_path}/blobs"))
     return open_blobs(new_bucket(request.getfixturevalue("s3_endpoint")))
+
+
+def test_the_rule_for_cut_off_uploads_is_one_that_s3_takes(s3_endpoint: str) -> None:
+    storage = new_bucket(s3_endpoint)
+    bucket = storage.url.split("/")[2]
+    rule = lifecycle_rule(storage)
+    assert rule is not None
+    client = boto3.client(
+        "s3",
+        endpoint_url=s3_endpoint,
+        region_name="us-east-1",
+        aws_access_key_id="x",
+        aws_secret_access_key="y",
+    )
+    client.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration=json.loads(rule))
+    (kept,) = client.get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"]
+    assert kept["Filter"] == {"Prefix": "some/prefix/"}
+    assert kept["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 1}
+
+
+def test_only_buckets_with_parts_of_their_own_need_a_rule() -> None:
+    assert lifecycle_rule(Storage(url="file:///tmp/x")) is None
+    assert lifecycle_rule(Storage(url="az://container/prefix")) is None
+    assert "matchesPrefix" not in (lifecycle_rule(Storage(url="gs://bucket")) or "matchesPrefix")
 
 
 def test_put_read_size_exists(blobs: Blobs) -> None:

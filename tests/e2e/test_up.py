@@ -198,6 +198,9 @@ def test_settings_are_checked_with_and_without_the_option(tmp_path: Path) -> Non
         refused = _run("check", *option, str(bad))
         assert (refused.returncode, "limits.max_attempts" in refused.stderr) == (2, True)
     assert _run("check", str(good), "--config", str(bad)).returncode == 2
+    assert "AbortIncompleteMultipartUpload" not in _run("check", str(good)).stdout
+    good.write_text('[storage]\nurl = "s3://bucket/prefix"\n')
+    assert '"AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1}' in _run("check", str(good)).stdout
 
 
 def test_an_unwritable_directory_is_named(tmp_path: Path) -> None:
