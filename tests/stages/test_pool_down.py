@@ -1,8 +1,9 @@
-"""The model servers are away for long while a large backlog waits."""
+"""The model servers are away for long while a large backlog waits, or ask to be left alone for a while."""
 
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import psutil
 import pytest
@@ -21,7 +22,8 @@ RECORDS = 20_000
 DOWN_S = 15.0
 """Longer than two sessions of a member that would not poll, and than an endpoint's first seven tries."""
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+SLOTS = 64
+REFUSED_S = 3.0
 
 
 def lag(stages: Pipeline, admin: Admin) -> int:
@@ -29,6 +31,8 @@ def lag(stages: Pipeline, admin: Admin) -> int:
     return sum(each.lag for each in partition_lags(admin, stages.settings) if each.topic == topic)
 
 
+@pytest.mark.faults
+@pytest.mark.timeout(300)
 def test_the_pool_is_down_and_twenty_thousand_records_wait(
     pipeline: MakePipeline, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -62,3 +66,29 @@ def test_the_pool_is_down_and_twenty_thousand_records_wait(
         print("resident MiB", resident[0] >> 20, max(resident) >> 20, process.memory_info().rss >> 20)
     finally:
         late.stop()
+
+
+def test_nothing_is_tried_again_before_the_time_the_server_asked_for(
+    pipeline: MakePipeline, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Every record is refused once; meanwhile fewer calls are made at once, and none fails."""
+    busy = Simulator(tmp_path_factory.mktemp("busy"))
+    busy.options = ("--call-log", str(busy.log), "--latency-ms", "50", "--concurrency", "500")
+    busy.start()
+    try:
+        stages = pipeline(LIMITS, pool_url=busy.url, slots=SLOTS)
+        stages.start("intake", "dispatch", "settle", "sink")
+        prompts = [f"retry-after:{REFUSED_S:g}:1 busy {i}" for i in range(100)]
+        batch = stages.create(record(f"r{i}", prompt) for i, prompt in enumerate(prompts))
+        state = stages.wait_ended(batch)
+        check_batch(state, [f"r{i}" for i in range(100)], stages.lines(batch, "output"), [])
+        arrivals: dict[str, list[dict[str, Any]]] = {}
+        for call in busy.logged(0.0):
+            arrivals.setdefault(call["marker"], []).append(call)
+        assert set(arrivals) == set(prompts)
+        for first, second in arrivals.values():
+            assert (first["status"], second["status"]) == (429, 200)
+            assert second["t_arrived"] - first["t_end"] >= REFUSED_S
+        assert max(second["concurrency"] for _, second in arrivals.values()) <= SLOTS * 3 // 4
+    finally:
+        busy.stop()
