@@ -21,25 +21,24 @@ from schemas import ids, topics
 from schemas.facts import (
     BatchFact,
     Cause,
-    Created,
     Ended,
     FileFact,
     KeyFact,
     KeyIssued,
     KeyRole,
-    Priority,
     ResultFile,
     Settled,
     batch_key,
 )
-from schemas.ids import BatchId, FileId, OrganizationId
-from schemas.money import Price, UsageTotals
+from schemas.ids import BatchId, OrganizationId
+from schemas.money import UsageTotals
 from schemas.settings import Settings
 from services import process
 from services.api import keys
 from services.embedded.ports import free_port
 from streams.blobs import open_blobs
 from streams.kafka.producer import Producer
+from tests.support import facts
 
 START_S = 60.0
 _COMMAND = (sys.executable, "-P", "-m", "services.cli.openrelay", "api")
@@ -236,7 +235,7 @@ class Facts:
                 status=status,
                 output=file,
                 error=None,
-                created=_created(batch),
+                created=facts.created(batch),  # repeated for the meter; the API does not look at it
                 created_at_ms=0,
                 settled=_settled(batch, Cause.DONE),
             )
@@ -252,22 +251,3 @@ class Facts:
 
 def _settled(batch: str, cause: Cause) -> Settled:
     return Settled(batch=BatchId(batch), completed=1, failed=0, usage=UsageTotals(), cause=cause)
-
-
-def _created(batch: str) -> Created:
-    """What `ended` repeats for the meter; the API does not look at it."""
-    return Created(
-        batch=BatchId(batch),
-        organization=OrganizationId("acme"),
-        endpoint=CHAT,
-        priority=Priority.STANDARD,
-        input_file_id=FileId("file-x"),
-        input_object="x",
-        rejected_object=None,
-        completion_window="24h",
-        window_s=86_400,
-        total=1,
-        rejected=0,
-        model="m",
-        price=Price("p", 0, 0, 0, 0),
-    )

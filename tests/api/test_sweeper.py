@@ -16,19 +16,19 @@ from schemas.facts import (
     FileDeleted,
     FileFact,
     FileStored,
-    Priority,
     ResultFile,
     Settled,
     Withdrawn,
 )
 from schemas.facts import Cause as Why
 from schemas.ids import BatchId, FileId, OrganizationId, output_file_id
-from schemas.money import Price, UsageTotals
+from schemas.money import UsageTotals
 from services.api.readmodel import BATCHES_KEPT_MS
 from services.api.sweeper import ATTEMPT_KEPT_MS, INPUT_KEPT_MS, Sweeper
 from services.api.tables import Tables, connect
 from streams.blobs.local import LocalBlobs
 from streams.kafka.messages import Message
+from tests.support import facts
 from tests.support.pipeline import until
 
 NOW_MS = 1_800_000_000_000
@@ -83,20 +83,13 @@ def file_id(number: int) -> FileId:
 
 
 def created(batch: BatchId, at_ms: int) -> Created:
-    return Created(
-        batch=batch,
+    return facts.created(
+        batch,
         organization=ACME,
-        endpoint="/v1/completions",
-        priority=Priority.STANDARD,
         input_file_id=file_id(0),
         input_object=attempt(batch, "input", at_ms),
         rejected_object=attempt(batch, "rejected", at_ms),
-        completion_window="24h",
-        window_s=86_400,
         total=2,
-        rejected=1,
-        model="m",
-        price=Price("p", 0, 0, 0, 0),
     )
 
 

@@ -10,13 +10,13 @@ import httpx
 import msgspec
 
 from schemas import ids, topics
-from schemas.facts import BatchFact, Cause, Created, Ended, Priority, Settled, batch_key
-from schemas.ids import BatchId, FileId, OrganizationId
-from schemas.money import Price, UsageTotals
+from schemas.facts import BatchFact, batch_key
+from schemas.ids import BatchId, OrganizationId
 from schemas.settings import Egress, Kafka, Limits
 from streams.core.validate import Validator
 from streams.kafka.producer import Producer
 from tests.bench.harness import MODEL, Rig, lines, median_of, rig, timed
+from tests.support import facts
 from tests.support.until import until
 
 Row = tuple[str, str, str]
@@ -121,36 +121,11 @@ def large_read_model(rounds: int) -> list[Row]:
 def _append_batches(on: Rig) -> None:
     kafka = Kafka(bootstrap=on.stack.connection["kafka_bootstrap"])
     producer = Producer(kafka, "bench")
-    price = Price("price_bench", 1, 1, 1, 5_000)
     for _ in range(BATCHES):
         batch = BatchId(ids.batch_id(os.urandom(16)))
-        created = Created(
-            batch=batch,
-            organization=OrganizationId("org_a"),
-            endpoint=ENDPOINT,
-            priority=Priority.STANDARD,
-            input_file_id=FileId("file-bench"),
-            input_object="bench",
-            rejected_object=None,
-            completion_window="24h",
-            window_s=86_400.0,
-            total=1,
-            rejected=0,
-            model=MODEL,
-            price=price,
-        )
-        settled = Settled(batch=batch, completed=1, failed=0, usage=UsageTotals(), cause=Cause.DONE)
-        ended = Ended(
-            batch=batch,
-            status="completed",
-            output=None,
-            error=None,
-            created=created,
-            created_at_ms=time.time_ns() // 1_000_000,
-            settled=settled,
-        )
-        facts: list[BatchFact] = [ended, created]  # in this order no stage sees work in it
-        for fact in facts:
+        created = facts.created(batch, organization=OrganizationId("org_a"))
+        ended: BatchFact = facts.ended(batch, "org_a")
+        for fact in (ended, created):  # in this order no stage sees work in it
             partition = topics.partition_of(batch, kafka.partitions)
             producer.send(topics.BATCHES, _encode(fact), key=batch_key(fact, "bench"), partition=partition)
     producer.close(120)

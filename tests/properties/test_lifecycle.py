@@ -13,35 +13,20 @@ from schemas.facts import (
     BatchFact,
     Cancel,
     Cause,
-    Created,
     Ended,
     Enqueued,
-    Priority,
     Progress,
     Settled,
     Withdrawn,
 )
-from schemas.ids import BatchId, FileId, OrganizationId
-from schemas.money import Price, UsageTotals
+from schemas.ids import BatchId
+from schemas.money import UsageTotals
 from streams.core.lifecycle import BatchState, advance, fold, terminal_status, to_api
+from tests.support import facts
 
 BATCH = BatchId("batch_x")
 TOTAL, REJECTED = 10, 2
-CREATED = Created(
-    batch=BATCH,
-    organization=OrganizationId("org"),
-    endpoint="/v1/chat/completions",
-    priority=Priority.STANDARD,
-    input_file_id=FileId("file-x"),
-    input_object="x",
-    rejected_object=None,
-    completion_window="24h",
-    window_s=86_400.0,
-    total=TOTAL,
-    rejected=REJECTED,
-    model="m",
-    price=Price("p", 1, 1, 1, 5_000),
-)
+CREATED = facts.created(BATCH, total=TOTAL, rejected=REJECTED)
 ENQUEUED = Enqueued(batch=BATCH, attempt="a", topic="t", extents={0: [(0, 7)]})
 RANK = {Status.VALIDATING: 0, Status.IN_PROGRESS: 1, Status.CANCELLING: 2, Status.FINALIZING: 2}
 

@@ -15,8 +15,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.facts import Created, Priority
-from schemas.ids import BatchId, FileId, OrganizationId
+from schemas.ids import BatchId
 from schemas.money import Price, Usage
 from schemas.records import Answered, Billed, Closed, Failed, Step, UsageRow
 from streams.core import answers, pricing
@@ -25,6 +24,7 @@ from streams.core.toolconfig import WorkflowConfig
 from streams.core.toolloop import Done, RunTools, ToolLoop
 from streams.core.verdicts import Effects, Spec, Tally, decide
 from streams.core.workflow import Completed, Ended, Run, Workflow
+from tests.support import facts
 
 ENDPOINT = "/v1/chat/completions"
 PRICE = Price("price_x", 150_000_001, 75_000_003, 600_000_007, 5_000)
@@ -143,21 +143,7 @@ def ours(
 
 
 def spec() -> Spec:
-    created = Created(
-        batch=BatchId("b"),
-        organization=OrganizationId("o"),
-        endpoint=ENDPOINT,
-        priority=Priority.STANDARD,
-        input_file_id=FileId("f"),
-        input_object="x",
-        rejected_object=None,
-        completion_window="24h",
-        window_s=1.0,
-        total=2,
-        rejected=0,
-        model="m",
-        price=PRICE,
-    )
+    created = facts.created("b", total=2, rejected=0, price=PRICE)
     return Spec(created, 202611, frozenset({0}))
 
 

@@ -12,8 +12,8 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.facts import Created, Enqueued, Priority, Settled
-from schemas.ids import BatchId, FileId, OrganizationId
+from schemas.facts import Enqueued, Settled
+from schemas.ids import BatchId
 from schemas.money import Price, Usage
 from schemas.records import (
     ALL_PARTITIONS,
@@ -29,27 +29,14 @@ from schemas.records import (
 from streams.core.lifecycle import BatchState
 from streams.core.verdicts import Spec, Tally, decide, spec_of
 from streams.settle.partition import Partition
+from tests.support import facts
 
 PRICE = Price("price_test", 150_000_000, 75_000_000, 600_000_000, 5_000)
 MONTH = 202611
 
 
 def spec(name: str, total: int, partitions: int) -> Spec:
-    created = Created(
-        batch=BatchId(name),
-        organization=OrganizationId("org"),
-        endpoint="/v1/chat/completions",
-        priority=Priority.STANDARD,
-        input_file_id=FileId("file-x"),
-        input_object="x",
-        rejected_object=None,
-        completion_window="24h",
-        window_s=86_400.0,
-        total=total,
-        rejected=0,
-        model="m",
-        price=PRICE,
-    )
+    created = facts.created(name, total=total, rejected=0, price=PRICE)
     extents = {p: [(0, 0)] for p in range(partitions)}
     enqueued = Enqueued(batch=created.batch, attempt="a", topic="t", extents=extents)
     found = spec_of(BatchState(created=created, enqueued=enqueued), MONTH)

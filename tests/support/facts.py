@@ -1,6 +1,8 @@
-"""Facts of a batch of ten records, one of them rejected, as a follower reads them."""
+"""Facts of a batch, by default of ten records, one of them rejected."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import msgspec
 
@@ -13,10 +15,11 @@ from streams.kafka.messages import Message
 START_MS = 1_795_000_000_000
 
 
-def created(batch: str, organization: str = "acme") -> Created:
-    return Created(
+def created(batch: str, **fields: Any) -> Created:
+    """With these fields instead of its own."""
+    usual = Created(
         batch=BatchId(batch),
-        organization=OrganizationId(organization),
+        organization=OrganizationId("acme"),
         endpoint="/v1/chat/completions",
         priority=Priority.STANDARD,
         input_file_id=FileId("file-1"),
@@ -29,6 +32,7 @@ def created(batch: str, organization: str = "acme") -> Created:
         model="m",
         price=Price("p", 0, 0, 0, 0),
     )
+    return msgspec.structs.replace(usual, **fields)
 
 
 def enqueued(batch: str) -> Enqueued:
@@ -49,7 +53,7 @@ def ended(batch: str, organization: str = "acme", status: str = "completed") -> 
         status=status,
         output=None,
         error=None,
-        created=created(batch, organization),
+        created=created(batch, organization=OrganizationId(organization)),
         created_at_ms=START_MS,
         settled=settled(batch),
     )

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from schemas import ids, topics
-from schemas.facts import BatchFact, Cancel, Created, Priority, batch_key
-from schemas.ids import BatchId, FileId, OrganizationId
+from schemas.facts import BatchFact, Cancel, Priority, batch_key
+from schemas.ids import BatchId, OrganizationId
 from schemas.settings import Settings
 from services import process
 from streams.blobs.stores import open_blobs
@@ -26,6 +26,7 @@ from streams.kafka.admin import create_topics
 from streams.kafka.follow import Follower
 from streams.kafka.messages import Message
 from streams.kafka.producer import Producer
+from tests.support import facts
 from tests.support.command import environment, openrelay
 from tests.support.settings import MODEL, ORGANIZATION
 from tests.support.until import until
@@ -139,15 +140,11 @@ class Pipeline:
         lines = [r if isinstance(r, bytes) else json.dumps(r).encode() for r in records]
         batch = ids.batch_id(os.urandom(ids.ENTROPY_BYTES))
         self.blobs.put(f"batches/{batch}/input.jsonl", b"".join(line + b"\n" for line in lines))
-        fact = Created(
-            batch=batch,
+        fact = facts.created(
+            batch,
             organization=OrganizationId(organization),
-            endpoint="/v1/chat/completions",
             priority=priority,
-            input_file_id=FileId("file-test"),
             input_object=f"batches/{batch}/input.jsonl",
-            rejected_object=None,
-            completion_window="24h",
             window_s=window_s,
             total=len(lines),
             rejected=0,
