@@ -313,6 +313,7 @@ def test_cancel(client: httpx.Client, facts: Facts) -> None:
 
 def test_cancel_while_finalizing_changes_nothing(client: httpx.Client, facts: Facts) -> None:
     batch = create(client)["id"]
+    until(lambda: client.get(f"/v1/batches/{batch}").json()["in_progress_at"], 20, "intake")
     facts.settle(batch)
     before = client.get(f"/v1/batches/{batch}").json()
     assert before["status"] == "finalizing"
