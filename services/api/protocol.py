@@ -19,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from schemas.settings import Http
+from services.api.parsing import Parser
 from services.api.refusals import Refusal
 
 MAX_HEADER_BYTES = 64 * 1024
@@ -89,6 +90,8 @@ class Connection(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self._parsing = Parser(self)
+        self.parser = self._parsing  # type: ignore[assignment]
         self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._rest_timer: asyncio.TimerHandle | None = None
@@ -164,6 +167,10 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         if self._last:
             self.cycle.keep_alive = False
+
+    def on_message_complete(self) -> None:
+        if not self._parsing.stops_early:
+            super().on_message_complete()
 
     def on_response_complete(self) -> None:
         last = not self.pipeline

@@ -334,6 +334,34 @@ def test_upgrades_are_ignored(raw: Raw) -> None:
     assert raw.read().startswith(b"HTTP/1.1 200 ")
 
 
+OFFER = "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA"
+"""What Java's client and curl send with their first request when they would rather speak HTTP/2."""
+
+
+@pytest.mark.parametrize("split", [0, 1, 40, 200])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_request_that_offers_http_2_keeps_its_body(host: Host, raw: Raw, chunked: bool, split: int) -> None:
+    content = jsonl([record("a", pad="x" * 100_000)])
+    body = START + content + b"\r\n--b--\r\n"
+    if chunked:
+        half = len(body) // 2
+        body = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (body[:half], body[half:], b""))
+    framing = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {len(body)}"
+    top = head("POST", "/v1/files", MULTIPART, framing, *OFFER)
+    raw.send(top[: len(top) - split])
+    with host.client() as client:
+        assert client.get("/v1/models").status_code == 200
+    raw.send(
+        top[len(top) - split :],
+        body,
+        head("GET", "/v1/models", *OFFER),
+        head("GET", "/v1/no", "Connection: close"),
+    )
+    answers = raw.read()
+    assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"200", b"200", b"404"]
+    assert b'"bytes":%d' % len(content) in answers
+
+
 def test_pipelined_requests_are_answered_in_order(raw: Raw) -> None:
     requests = [("/v1/models",), ("/v1/nothing",), ("/v1/models", "Connection: close")]
     raw.send(*[head("GET", *request) for request in requests])
