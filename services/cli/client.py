@@ -289,7 +289,9 @@ def _object(answer: httpx.Response) -> dict[str, Any]:
 
 
 def _sentence(fault: Exception) -> str:
-    return str(fault).rstrip(".") or type(fault).__name__
+    if said := str(fault).rstrip("."):
+        return said
+    return "no answer in time" if isinstance(fault, httpx.TimeoutException) else "the connection broke"
 
 
 def _is_loopback(url: str) -> bool:

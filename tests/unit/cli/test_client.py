@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from services.cli.client import Client, Exit, Refused, Trouble, Unreachable
@@ -77,6 +78,21 @@ def test_other_errors_are_not_repeated(server: StandIn, client: Client, clock: C
     with pytest.raises(Refused) as refused:
         client.get("/batches")
     assert (refused.value.exit_status, clock.slept) == (Exit.NETWORK, [])
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [(httpx.ReadError(""), "the connection broke"), (httpx.ReadTimeout(""), "no answer in time")],
+)
+def test_a_fault_without_a_text_has_words_all_the_same(
+    client: Client, monkeypatch: pytest.MonkeyPatch, fault: httpx.TransportError, said: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise fault
+
+    monkeypatch.setattr(httpx.Client, "request", fail)
+    with pytest.raises(Unreachable, match=said):
+        client.delete("/files/a")
 
 
 def test_a_server_that_is_not_there(clock: Clock) -> None:
