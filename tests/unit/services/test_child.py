@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
+from services import process
 from services.embedded import child as children
 from services.embedded.child import MAX_DELAY_S, Child, StartFailed, restart_delay_s
 from services.embedded.plan import Role
@@ -60,3 +64,43 @@ async def test_a_role_that_ends_at_its_start_is_the_end(tmp_path: Path) -> None:
     with pytest.raises(StartFailed, match="no sun today"):
         async with asyncio.timeout(30):
             await broken.run()
+
+
+READY = "import os, time; os.write(int(os.environ['OPENRELAY_READY_FD']), b'ready'); time.sleep(600)"
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with process.listen("127.0.0.1", 0) as listening:
+        yield listening
+
+
+@pytest.mark.parametrize("good", [True, False])
+async def test_a_role_is_replaced_by_one_that_serves(
+    tmp_path: Path, listener: socket.socket, capsys: pytest.CaptureFixture[str], good: bool
+) -> None:
+    (tmp_path / "run").mkdir()
+    program = tmp_path / "program.py"
+    program.write_text(READY)
+    pids: list[int] = []
+    thing = Child(
+        Role("thing", "thing", (sys.executable, str(program))),
+        tmp_path,
+        os.environ,
+        lambda: pids.append(thing.pid),
+        listener,
+    )
+    asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, thing.reap)
+    running = asyncio.create_task(thing.run())
+    async with asyncio.timeout(60):
+        await thing.ready.wait()
+        if not good:
+            program.write_text("raise SystemExit('no sun today')")
+        await thing.renew(10)
+        assert len(pids) == (2 if good else 1)
+        assert thing.pid == pids[-1]
+        assert psutil.pid_exists(thing.pid)
+        assert not good or not psutil.pid_exists(pids[0])
+        assert good or "no sun today" in capsys.readouterr().err
+        await thing.stop(time.monotonic() + 10)
+        await running
