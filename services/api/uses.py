@@ -36,6 +36,8 @@ class Use:
 
     def __init__(self, file: FileId, batch: BatchId, attempt: str) -> None:
         self.fact = FileUsed(file=file, batch=batch, attempt=attempt)
+        self.begun: bool | None = False
+        """Whether it is in the log; None: perhaps."""
         self._until_s = time.monotonic() + CREATE_LASTS_S
 
     def check(self) -> None:
@@ -51,11 +53,14 @@ class Uses:
 
     async def begin(self, use: Use) -> None:
         """Use a file that exists: every later look at its uses finds this one."""
+        use.begun = None
         await self._facts.append(topics.FILES, _key(use), msgspec.json.encode(use.fact), 0)
+        use.begun = True
 
     def announce(self, use: Use) -> None:
         """Use a file that is about to be stored: whoever sees `stored`, appended after this, sees the use."""
         self._facts.mention(topics.FILES, _key(use), msgspec.json.encode(use.fact), 0)
+        use.begun = True
 
     async def confirm(self, use: Use) -> None:
         """404 when the file was deleted before it was used."""
@@ -67,11 +72,15 @@ class Uses:
 
     async def release(self, use: Use) -> None:
         """The create came to nothing. Lost, it is as if its process had died."""
+        if use.begun is False:
+            return
         fact = FileReleased(file=use.fact.file, attempt=use.fact.attempt)
+        key, value = f"{fact.file}:released:{fact.attempt}", msgspec.json.encode(fact)
+        if use.begun is None:  # the broker does not answer; the caller need not wait for it once more
+            self._facts.mention(topics.FILES, key, value, 0)
+            return
         with contextlib.suppress(Uncertain):
-            await self._facts.try_append(
-                topics.FILES, f"{fact.file}:released:{fact.attempt}", msgspec.json.encode(fact), 0
-            )
+            await self._facts.try_append(topics.FILES, key, value, 0)
 
     async def delete(self, row: FileRow, attempt: str) -> BatchId | None:
         """Delete a file, or else the batch that has it for its input. The caller has passed the barrier."""
