@@ -25,5 +25,8 @@ jobs        one open batch: its state, its lanes (see `streams.core.lanes`), its
 backlog     records read ahead and waiting: bounded in records and bytes
 calls       one record from its body to its result
 loops       records that are more than one call: tools between the model's turns, and workflows
-dispatcher  the loop that joins them
+starts      what goes into a free slot
+done        the log of done-sets; `careful` runs what may have killed us, one at a time
+partitions  what is ours to run
+dispatcher  joins them
 """

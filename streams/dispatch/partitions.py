@@ -10,8 +10,9 @@ have a partition then waits for its last owner's word that nothing runs there an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
+from schemas.ids import BatchId
 from schemas.records import DoneSet
 from streams.core import bitmap
 from streams.core.extents import divisions, led
@@ -65,13 +66,14 @@ class Partitions:
         self._held |= set(partitions)
         await self._begin(partitions)
 
-    async def follow(self, patience_s: float) -> None:
-        """The divisions are others: take what our leads lead now, when its last owner has left it."""
+    async def follow(self, jobs: Container[BatchId], patience_s: float) -> None:
+        """The divisions are others: take what our leads lead now, when its last owner has left these jobs."""
         coming = self._led_by(self._held) - self.owned
         loop = asyncio.get_running_loop()
         deadline = loop.time() + patience_s
         while coming and loop.time() < deadline:
-            if await asyncio.to_thread(self._left, coming):
+            latest = await asyncio.to_thread(self._done.latest, coming)
+            if all(_handed_over(done) for done in latest if done.batch in jobs):
                 break
             await asyncio.sleep(HANDED_OVER_POLL_S)
         await self._begin(list(self._held))
@@ -94,13 +96,6 @@ class Partitions:
                 if self._given_up == before:
                     self._restored |= restored
                     self.owned |= coming & self._led_by(self._held)
-
-    def _left(self, partitions: set[TopicPartition]) -> bool:
-        """Whether nothing that was started there is unfinished, or its owner has handed it over. Blocks."""
-        return all(
-            done.clean or bitmap.count(done.finished) >= done.started_upto
-            for done in self._done.latest(partitions)
-        )
 
     def _led_by(self, leads: Iterable[TopicPartition]) -> set[TopicPartition]:
         return {
@@ -156,3 +151,8 @@ class Partitions:
     def positions(self) -> dict[TopicPartition, int]:
         """For tools that show lag; nothing of ours reads it back."""
         return self._positions
+
+
+def _handed_over(done: DoneSet) -> bool:
+    """Whether its owner has left it, or has finished everything it started."""
+    return done.clean or bitmap.count(done.finished) >= done.started_upto
