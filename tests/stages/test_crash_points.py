@@ -258,7 +258,7 @@ def test_a_storm_of_rebalances(pipeline: MakePipeline, simulator: Simulator) -> 
             else:
                 stages.start(name)
                 present.add(name)
-        until(lambda seen=seen: simulator.calls()["count"] > seen, 60, "progress has stopped")  # type: ignore[misc]
+        until(lambda seen=seen: simulator.calls()["count"] > seen, 10, "progress has stopped")  # type: ignore[misc]
         time.sleep(1)  # the pace of the storm
     state = stages.wait_ended(batch)
     check_batch(state, [f"r{i}" for i in range(8_000)], stages.lines(batch, "output"), [])

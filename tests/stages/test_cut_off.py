@@ -1,7 +1,8 @@
-"""A dispatcher and the broker with a network between them that fails."""
+"""A role and the broker with a network between them that fails."""
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 
 from schemas import topics
+from schemas.ids import BatchId
 from schemas.records import Closed, Result
 from schemas.settings import Pool
 from services.embedded.ports import free_port
@@ -74,7 +76,24 @@ def stages(
         made.close()
 
 
-@pytest.mark.parametrize("how", ["silence", "refuse"])
+def check_result_and_bill(stages: Pipeline, batch: BatchId, tables: EmbeddedWarehouse) -> None:
+    state = stages.state(batch)
+    check_batch(state, [f"r{i}" for i in range(RECORDS)], stages.lines(batch, "output"), [])
+    client = tables.client()
+    until(
+        lambda: (
+            stages.revived()
+            and client.query(f"SELECT count() FROM billing.usage WHERE batch_id = '{batch}'").first_row[0]
+            >= RECORDS
+        ),
+        60,
+        lambda: f"rows are missing\n{stages.tail('meter')}",
+    )
+    check_ledger(client, state)
+    client.close()
+
+
+@pytest.mark.parametrize("how", ["silence", "refuse", "sleep"])
 @pytest.mark.parametrize("others", [(), ("dispatch-2",)], ids=["alone", "with-another"])
 def test_cut_off_for_longer_than_its_session(
     stages: Pipeline,
@@ -84,14 +103,20 @@ def test_cut_off_for_longer_than_its_session(
     how: str,
     others: tuple[str, ...],
 ) -> None:
-    """It goes on when it is back, or ends and is started again; only what had no result runs twice."""
+    """It goes on when it is back, or ends and is started again; only what had no result runs twice.
+
+    A process that sleeps is cut off too, and does not even know.
+    """
     _, proxy = far_broker
     far = {"OPENRELAY_KAFKA__BOOTSTRAP": f"127.0.0.1:{proxy.port}"}
     stages.start("intake", "settle", "sink", "meter", *others)
     stages.start("dispatch", **far)
     batch = stages.create(record(f"r{i}", f"usage:{i % 9}/{i % 5} cut {i}") for i in range(RECORDS))
     until(lambda: simulator.calls()["count"] > 400, 60, lambda: stages.explain(batch))
-    getattr(proxy, how)()
+    if how == "sleep":
+        stages.signal("dispatch", signal.SIGSTOP)
+    else:
+        getattr(proxy, how)()
     ends = time.monotonic() + CUT_S
     if others:
         # Once the session is over, the other one has everything.
@@ -103,6 +128,7 @@ def test_cut_off_for_longer_than_its_session(
         )
     time.sleep(max(0.0, ends - time.monotonic()))  # the fault's length
     proxy.heal()
+    stages.signal("dispatch", signal.SIGCONT)
     seen = simulator.calls()["count"]
     until(
         lambda: stages.revived(**far) and simulator.calls()["count"] >= min(seen + 1, RECORDS),
@@ -114,23 +140,39 @@ def test_cut_off_for_longer_than_its_session(
         120,
         lambda: stages.explain(batch),
     )
-    state = stages.state(batch)
-    check_batch(state, [f"r{i}" for i in range(RECORDS)], stages.lines(batch, "output"), [])
-    client = tables.client()
-    until(
-        lambda: (
-            client.query(f"SELECT count() FROM billing.usage WHERE batch_id = '{batch}'").first_row[0]
-            >= RECORDS
-        ),
-        60,
-        lambda: f"rows are missing\n{stages.tail('meter')}",
-    )
-    check_ledger(client, state)
-    client.close()
+    check_result_and_bill(stages, batch, tables)
     # What it could start before it noticed had been reserved before the cut.
     repeated = simulator.calls()["count"] - RECORDS
     assert repeated <= SLOTS + PARTITIONS * (RESERVE + RESERVE // 2), repeated
     print(f"{repeated} calls repeated")
+
+
+@pytest.mark.parametrize("how", ["silence", "refuse"])
+@pytest.mark.parametrize("role", ["settle", "sink", "meter"])
+def test_another_role_is_cut_off_for_longer_than_its_session(
+    stages: Pipeline,
+    far_broker: tuple[EmbeddedBroker, Proxy],
+    simulator: Simulator,
+    tables: EmbeddedWarehouse,
+    role: str,
+    how: str,
+) -> None:
+    _, proxy = far_broker
+    far = {"OPENRELAY_KAFKA__BOOTSTRAP": f"127.0.0.1:{proxy.port}"}
+    stages.start("intake", "dispatch", *({"settle", "sink", "meter"} - {role}))
+    stages.start(role, **far)
+    batch = stages.create(record(f"r{i}", f"usage:{i % 9}/{i % 5} cut {role} {i}") for i in range(RECORDS))
+    until(lambda: simulator.calls()["count"] > 400, 60, lambda: stages.explain(batch))
+    getattr(proxy, how)()
+    time.sleep(CUT_S)  # the fault's length
+    proxy.heal()
+    until(
+        lambda: stages.revived(**far) and stages.state(batch).ended is not None,
+        90,
+        lambda: stages.explain(batch),
+    )
+    check_result_and_bill(stages, batch, tables)
+    assert simulator.calls()["count"] == RECORDS
 
 
 def test_acknowledgements_are_swallowed(
