@@ -45,7 +45,7 @@ async def fit(pools: Mapping[str, ModelPool], client: OpenAIClient) -> None:
 
 
 def _busy(pools: Mapping[str, ModelPool]) -> list[Endpoint]:
-    return [endpoint for pool in pools.values() for endpoint in pool.endpoints if endpoint.in_flight]
+    return [endpoint for pool in pools.values() for endpoint in pool.busy]
 
 
 async def watch(pools: Mapping[str, ModelPool], client: OpenAIClient) -> None:

@@ -56,6 +56,11 @@ class ModelPool:
         self.own(*self._share)
 
     @property
+    def busy(self) -> list[Endpoint]:
+        """Endpoints where calls run, also those the settings do not name any more."""
+        return [endpoint for endpoint in [*self.endpoints, *self._leaving] if endpoint.in_flight]
+
+    @property
     def least_slots(self) -> int:
         """What the smallest endpoint runs at once."""
         return min((endpoint.pool.max_concurrency for endpoint in self.endpoints), default=0)

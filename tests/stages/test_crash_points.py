@@ -163,6 +163,26 @@ def test_sick_health_takes_the_calls_away(
         sick.stop()
 
 
+def test_sick_health_takes_the_calls_away_from_a_server_that_has_left_the_settings(
+    pipeline: MakePipeline, simulator: Simulator, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """An operator takes a server out because it does not answer."""
+    sick = Simulator(tmp_path_factory.mktemp("left"), "--latency-ms", "600000")
+    sick.start()
+    try:
+        stages = pipeline(LIMITS, more_pools=[sick.url])
+        stages.start("intake", "dispatch", "settle", "sink")
+        batch = stages.create(record(f"r{i}", f"ok left {i}") for i in range(60))
+        until(lambda: sick.stats()["running"] > 10, 30, "the other server got no calls")
+        stages.reconfigure(pipeline(LIMITS).settings)
+        until(lambda: "settings read again" in stages.tail("dispatch"), 30, "the settings were not read")
+        sick.control(healthy=False)
+        state = stages.wait_ended(batch, 60)
+        check_batch(state, [f"r{i}" for i in range(60)], stages.lines(batch, "output"), [])
+    finally:
+        sick.stop()
+
+
 def test_a_pool_that_cannot_be_reached_keeps_records_waiting(
     pipeline: MakePipeline, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
