@@ -1,8 +1,8 @@
 """How many calls a model server takes at once: additive increase, multiplicative decrease.
 
 The limit starts at the configured maximum, because idle GPUs cost more than a few refused calls, is cut once
-per cohort of calls in flight when the server is overloaded, and grows by one for every limit's worth of good
-answers while it is in use.
+per cohort of calls in flight when the server is overloaded, and grows by a step for every limit's worth of
+good answers while it is in use.
 
 A server that tells its load is believed: the limit is set so that a short queue stands at the server, enough
 to keep it busy from one answer to the next call, and no more.
@@ -13,6 +13,12 @@ from __future__ import annotations
 from streams.core.load import Load
 
 DECREASE = 0.7
+STEPS = 32
+"""From the least to the maximum: a single record that is refused again and again can cut a limit to one."""
+
+IN_USE = 0.9
+"""Of the calls that may run, so many do: only then is more of any use."""
+
 QUEUE_SHARE = 0.1
 """Of the requests a server runs, this many more may wait there, and at least `QUEUE_LEAST`."""
 
@@ -42,9 +48,10 @@ class Limit:
         self.maximum = maximum
 
     def good(self, in_flight: int) -> None:
-        """A call was answered while `in_flight` were running."""
-        if in_flight >= self._limit * 0.9:
-            self._limit = min(float(self.maximum), self._limit + 1 / max(1.0, self._limit))
+        """A call was answered while `in_flight` others were running."""
+        if in_flight + 1 >= self.value * IN_USE:
+            step = max(1.0, self.maximum / STEPS)
+            self._limit = min(float(self.maximum), self._limit + step / max(1.0, self._limit))
 
     def overloaded(self, sent_at: float, now: float) -> None:
         """The server refused a call sent at `sent_at`; only the first of a cohort in flight counts."""
@@ -60,7 +67,7 @@ class Limit:
             self._limit = max(1.0, self._limit * (load.running + queue) / (load.running + load.waiting))
         elif preempted:
             self._limit = max(1.0, self._limit * DECREASE)
-        elif not load.waiting and load.cache < CACHE_FULL and in_flight >= self._limit * 0.9:
+        elif not load.waiting and load.cache < CACHE_FULL and in_flight >= self.value * IN_USE:
             self._limit = min(float(self.maximum), self._limit * GROWTH + 1)
 
     def restart(self, slots: int) -> None:

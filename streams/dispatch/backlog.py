@@ -20,7 +20,8 @@ CHUNK = 256
 """Records of one read; a read of 20 takes as long as one of 300."""
 
 LOW_WATER = CHUNK // 2
-"""A batch with fewer records waiting is read ahead for."""
+"""A batch with fewer records waiting than the model has slots, and so many more, is read ahead for: all slots
+may become free at once."""
 
 MAX_BYTES = 64 * 1024 * 1024
 """Read-ahead of all batches together; beyond it only a batch with nothing waiting is read for."""
@@ -41,13 +42,13 @@ class Backlog:
         self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="backlog")
         self._turn = 0
 
-    def wants_more(self, job: Job) -> bool:
-        """Whether to read ahead for a job now."""
+    def wants_more(self, job: Job, slots: int) -> bool:
+        """Whether to read ahead for a job now; its model has so many slots."""
         if job.reads or job.closing is not None or not job.unread():
             return False
         if not job.ready:
             return True
-        return len(job.ready) < LOW_WATER and self.bytes_waiting < MAX_BYTES
+        return len(job.ready) < LOW_WATER + slots and self.bytes_waiting < MAX_BYTES
 
     async def read(self, job: Job) -> None:
         """Read the next chunk of a job, a partition at a time. The caller counts `job.reads`.

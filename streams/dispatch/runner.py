@@ -84,8 +84,10 @@ class Runner:
             slot.release()
         if isinstance(outcome, Reply) and 200 <= outcome.status < 300:
             # The next call leaves before this answer is read: many answers come at once, and while they are
-            # read one after the other their slots would stand empty.
+            # read one after the other their slots would stand empty. In one turn of the loop all that came
+            # start calls, in the next those leave, in the third the answers are read.
             self.on_free_slot()
+            await asyncio.sleep(0)
             await asyncio.sleep(0)
         passing("dispatch.called")
         server, end = judge(

@@ -196,7 +196,7 @@ class Starts:
                 free -= 1
                 schedule.charge(batch, TOKENS_PER_RECORD + work.size * TOKENS_PER_BYTE, now_ms)
                 self._start(job, work, pool, slot)
-                if self._backlog.wants_more(job):
+                if self._backlog.wants_more(job, pool.slots):
                     self._read_ahead(job)
                 self.set_ready(job)
 

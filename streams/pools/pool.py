@@ -71,6 +71,11 @@ class ModelPool:
         for endpoint in self.endpoints:
             endpoint.limit.resize(share(endpoint.pool.max_concurrency, leads, divisions))
 
+    @property
+    def slots(self) -> int:
+        """Calls this process may have running at once."""
+        return sum(endpoint.limit.value for endpoint in self.endpoints)
+
     def free(self, now: float) -> int:
         return sum(endpoint.free(now) for endpoint in self.endpoints)
 

@@ -21,7 +21,7 @@ from streams.core.judge import (
     Unreachable,
     judge,
 )
-from streams.core.limits import Limit
+from streams.core.limits import STEPS, Limit
 
 CHAT = "/v1/chat/completions"
 GOOD = json.dumps(
@@ -203,13 +203,27 @@ def test_one_decrease_a_cohort_and_a_slow_increase() -> None:
     limit.overloaded(sent_at=2.5, now=3.0)
     assert limit.value == 49
     for _ in range(49):
-        limit.good(in_flight=49)
-    assert 49 <= limit.value <= 50
+        limit.good(in_flight=48)
+    assert 51 <= limit.value <= 52
+    for _ in range(1_000):
+        limit.good(in_flight=40)
+    assert limit.value <= 52, "not while it is not used"
     for _ in range(10_000):
         limit.good(in_flight=100)
     assert limit.value == 100
     limit.resize(10)
     assert limit.value == 10
+
+
+@given(st.integers(1, 3_000), st.integers(0, 30))
+def test_a_limit_in_use_comes_back_however_far_it_was_cut(maximum: int, cuts: int) -> None:
+    limit = Limit(maximum)
+    for cut in range(cuts):
+        limit.overloaded(sent_at=2.0 * cut, now=2.0 * cut + 1)
+    for _ in range(2 * STEPS + 2):
+        for _ in range(limit.value):
+            limit.good(in_flight=limit.value - 1)
+    assert limit.value == maximum
 
 
 @given(
