@@ -32,6 +32,9 @@ class Admin:
 
     def __init__(self, kafka: Kafka, client_id: str) -> None:
         self._kafka = kafka
+        self._client_id = client_id
+        self._consumers: dict[str, confluent_kafka.Consumer] = {}
+        """One for each group whose offsets were asked for."""
         self._client = AdminClient(config.common(kafka, client_id))
 
     def cluster_id(self) -> str:
@@ -93,23 +96,30 @@ class Admin:
         return found
 
     def committed(self, group: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Committed offsets of a group; partitions without one are absent."""
-        request = confluent_kafka.ConsumerGroupTopicPartitions(
-            group, [confluent_kafka.TopicPartition(t, p) for t, p in partitions]
-        )
+        """Committed offsets of a group; partitions without one are absent.
+
+        A consumer that never joins the group asks: the admin client's requests to coordinators abort the
+        process when the connection breaks under them (librdkafka 2.16, issue 4605).
+        """
+        asking = self._consumers.get(group)
+        if asking is None:
+            settings = config.consumer(self._kafka, self._client_id, group)
+            asking = self._consumers[group] = confluent_kafka.Consumer(settings)
+        wanted = [confluent_kafka.TopicPartition(t, p) for t, p in partitions]
         deadline = time.monotonic() + REQUEST_TIMEOUT_S
         while True:
             try:
-                answer = self._client.list_consumer_group_offsets(
-                    [request], request_timeout=REQUEST_TIMEOUT_S
-                )[group].result()
+                answer = asking.committed(wanted, timeout=REQUEST_TIMEOUT_S)
+                failed = next((p.error for p in answer if p.error is not None), None)
+                if failed is not None:
+                    raise confluent_kafka.KafkaException(failed)
                 break
             except confluent_kafka.KafkaException as error:
                 # A coordinator moves, or has just come back, and cannot be asked for a moment.
                 if time.monotonic() > deadline:
                     raise KafkaFailed(f"committed offsets of {group}: {error}") from error
                 time.sleep(RETRY_S)
-        return {(p.topic, p.partition): p.offset for p in answer.topic_partitions if p.offset >= 0}
+        return {(p.topic, p.partition): p.offset for p in answer if p.offset >= 0}
 
     def create(self, topics: Iterable[tuple[Topic, int]], replication_factor: int) -> None:
         """Create what is missing, with the catalogue's settings; bring settings of the rest in line.
