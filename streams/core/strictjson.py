@@ -1,14 +1,14 @@
 """JSON as the standard has it, and nothing that two readers could read differently.
 
-Beyond the grammar: UTF-8 only, no key twice in one object, no unpaired surrogates, no numbers that a double
-cannot hold, no NaN or Infinity, nesting of at most `MAX_DEPTH`. Integers of any length are taken. Depth is
-measured before parsing, because how deep a parser gets depends on its caller's stack.
+Beyond the grammar: UTF-8 only, no key twice in one object, no unpaired surrogates, no NaN or Infinity,
+nesting of at most `MAX_DEPTH`. Numbers of any size are taken: what is kept of a text is its bytes, and a
+number that a double cannot hold is read as infinity, which is no integer and so fits no field of ours. Depth
+is measured before parsing, because how deep a parser gets depends on its caller's stack.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
 from array import array
 from itertools import accumulate
@@ -78,13 +78,6 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return members
 
 
-def _float(text: str) -> float:
-    number = float(text)
-    if math.isinf(number):
-        raise NotJson("contains a number too large to be represented")
-    return number
-
-
 def _integer(text: str) -> int:
     if len(text) <= 4_300:
         return int(text)
@@ -95,7 +88,5 @@ def _constant(text: str) -> NoReturn:
     raise NotJson(f"contains {text}, which is not JSON")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_float=_float, parse_constant=_constant)
-_PATIENT = json.JSONDecoder(
-    object_pairs_hook=_object, parse_float=_float, parse_constant=_constant, parse_int=_integer
-)
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant)
+_PATIENT = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant, parse_int=_integer)

@@ -17,7 +17,7 @@ def split(body: bytes) -> tuple[bytes, bytes | None]:
     "body",
     [
         b'{ "a" : 1.10 ,"b":[ 1,2 ], "c":"\\u00e9\xc3\xa9" }',
-        b'{"n":' + b"9" * 6_000 + b',"e":1E5,"f":-0.0}',
+        b'{"n":' + b"9" * 6_000 + b',"e":1E5,"f":-0.0,"g":[-1E400]}',
         b'{"messages":[{"openrelay":{"x":1}}]}',
         b'{"a":"openrelay"}',
         b'{"open\\u0072elayed":1}',
