@@ -2,7 +2,8 @@
 
 A finished batch is read anew from what nobody can argue with: its input object, its two files, its facts in
 the log, and the view that finance reads. Nothing is taken from the caches of a process, and nothing is
-written.
+written. Result files may be gone, deleted by their owner or expired: then the facts and the bill are still
+compared, and the report says what cannot be any more.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from services.operator import bill
 from services.operator.expected import expected
 from services.operator.faults import Fault, Faults
 from services.operator.log import Log
+from services.operator.lost_files import why_gone
 from services.operator.result_files import ERROR, OUTPUT, Charge, read
 from services.operator.whereabouts import Whereabouts, whereabouts
 from services.warehouse.client import connect
@@ -38,7 +40,7 @@ class NoSuchBatch(Exception):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """`good`: proven right, or, for a batch that has not ended, nothing of it is stuck."""
+    """`good`: nothing is wrong, or, for a batch that has not ended, nothing of it is stuck."""
 
     batch: str
     organization: str
@@ -51,6 +53,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     cost_nano_usd: int
     fault_count: int = 0
     faults: list[Fault] = []
+    unproven: list[str] = []
+    """What can be compared no more, because a result file was deleted or has expired."""
     notes: list[str] = []
     whereabouts: Whereabouts | None = None
 
@@ -94,10 +98,24 @@ def prove(settings: Settings, blobs: Blobs, log: Log, state: BatchState, ended: 
     found = read(blobs, ended, wanted, faults)
     for place, count in ((OUTPUT, ended.settled.completed), (ERROR, ended.settled.failed)):
         faults.compare(place, "number of lines", found.lines[place], count)
-    if found.whole:
-        bill.compare_settled(ended, found.charges, faults)
-        _compare_warehouse(settings, log, ended, found.charges, faults, notes)
-    return _report(state, good=not faults.count, fault_count=faults.count, faults=faults.kept, notes=notes)
+    unproven = []
+    for place, file in found.gone.items():
+        if (why := why_gone(log, state, file, time.time_ns() // 1_000_000)) is None:
+            faults.add(place, f"{file.object} is gone, and {file.file_id} was not deleted nor has it expired")
+        else:
+            unproven.append(f"the lines of the {place}, which {why} ({file.file_id})")
+    charges = None if found.gone else found.charges
+    if charges is not None:
+        bill.compare_settled(ended, charges, faults)
+    _compare_warehouse(settings, log, ended, charges, faults, notes)
+    return _report(
+        state,
+        good=not faults.count,
+        fault_count=faults.count,
+        faults=faults.kept,
+        unproven=unproven,
+        notes=notes,
+    )
 
 
 def _check_facts(state: BatchState, ended: Ended, faults: Faults) -> None:
@@ -117,7 +135,7 @@ def _compare_warehouse(
     settings: Settings,
     log: Log,
     ended: Ended,
-    charges: dict[int, Charge],
+    charges: dict[int, Charge] | None,
     faults: Faults,
     notes: list[str],
 ) -> None:

@@ -27,8 +27,11 @@ def compare_settled(ended: Ended, charges: dict[int, Charge], faults: Faults) ->
         faults.compare(SETTLED, name, found, total)
 
 
-def compare_warehouse(client: Any, ended: Ended, charges: dict[int, Charge], faults: Faults) -> None:
-    """Record by record: the view finance reads says what the lines say. Raises the client's errors."""
+def compare_warehouse(client: Any, ended: Ended, charges: dict[int, Charge] | None, faults: Faults) -> None:
+    """The view finance reads says what the lines say, record by record, and in sum what was settled.
+
+    Without `charges`, because lines are gone, only the sums can be compared. Raises the client's errors.
+    """
     created, usage = ended.created, ended.settled.usage
     rows = client.query(
         "SELECT request_index, count(), sum(input_tokens), sum(cached_tokens), sum(output_tokens),"
@@ -37,8 +40,25 @@ def compare_warehouse(client: Any, ended: Ended, charges: dict[int, Charge], fau
         parameters={"batch": created.batch},
     ).result_rows
     identity = ([created.price.price_id], [created.organization], [billing_month(ended.created_at_ms)])
+    for index, *_, prices, organizations, months in rows:
+        found = (prices, organizations, months)
+        faults.compare(WAREHOUSE, "price, organization, month", found, identity, index)
+        if not 0 <= index < created.total:
+            faults.add(WAREHOUSE, "is billed and is no record of the batch", index)
+    if charges is not None:
+        _compare_records(rows, charges, faults)
+    else:
+        sums = [sum(row[column] for row in rows) for column in range(2, 6)]
+        settled = [usage.input, usage.cached, usage.output, usage.cost_nano_usd]
+        faults.compare(WAREHOUSE, "sum of [input, cached, output, cost]", sums, settled)
+    faults.compare(WAREHOUSE, "number of billed records", len(rows), usage.billed_records)
+    _compare_rejects(client, ended, faults)
+    _compare_batch(client, ended, faults)
+
+
+def _compare_records(rows: list[Any], charges: dict[int, Charge], faults: Faults) -> None:
     billed = {index: charge for index, charge in charges.items() if charge.rows != 0}
-    for index, count, *sums, prices, organizations, months in rows:
+    for index, count, *sums, _, _, _ in rows:
         charge = billed.pop(index, None)
         if charge is None:
             faults.add(WAREHOUSE, f"has {count} rows and its line bills nothing", index)
@@ -47,15 +67,10 @@ def compare_warehouse(client: Any, ended: Ended, charges: dict[int, Charge], fau
         faults.compare(WAREHOUSE, "[input, cached, output, cost]", sums, told, index)
         if charge.rows is not None:
             faults.compare(WAREHOUSE, "number of rows", count, charge.rows, index)
-        found = (prices, organizations, months)
-        faults.compare(WAREHOUSE, "price, organization, month", found, identity, index)
     for index, charge in billed.items():
         # A workflow whose every request went without usage has a report and no row.
         if charge.rows is not None or charge.cost_nano_usd or charge.input or charge.output:
             faults.add(WAREHOUSE, "is billed by its line and has no row", index)
-    faults.compare(WAREHOUSE, "number of billed records", len(rows), usage.billed_records)
-    _compare_rejects(client, ended, faults)
-    _compare_batch(client, ended, faults)
 
 
 def _compare_rejects(client: Any, ended: Ended, faults: Faults) -> None:

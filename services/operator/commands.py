@@ -112,8 +112,9 @@ def audit(
 
     A finished batch is good when each record of its input is in exactly one line of one file, in order and
     under its own custom_id; files, counts and hashes are those that were published; and the usage of its
-    lines is that of the batch object and of ClickHouse. Exit status 1 when it is not, or
-    when records are stuck.
+    lines is that of the batch object and of ClickHouse. Where a result file was deleted or has expired, it
+    agrees when everything but the lines does. Exit status 1 when something is wrong, or when
+    records are stuck.
     """
     import msgspec
 

@@ -21,7 +21,17 @@ from streams.core import answers, pricing
 OUTPUT, ERROR = "output file", "error file"
 
 _decode_line = msgspec.json.Decoder(ResultLine).decode
-_decode_body = msgspec.json.Decoder().decode
+
+
+class _Body(msgspec.Struct):
+    """What is billed, of an answer or of a workflow's result; the rest may hold numbers of any size."""
+
+    object: Any = None
+    usage: Any = None
+    openrelay: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_decode_body = msgspec.json.Decoder(_Body).decode
 
 
 class Charge(NamedTuple):
@@ -42,8 +52,8 @@ class Found(NamedTuple):
     lines: dict[str, int]
     charges: dict[int, Charge]
     """By index; only records that ran into something billable or unmetered."""
-    whole: bool
-    """Whether both files could be read: otherwise the charges are not all of them."""
+    gone: dict[str, ResultFile]
+    """Files whose object is not there: without them, the charges are not all."""
 
 
 def read(blobs: Blobs, ended: Ended, expected: Expected, faults: Faults) -> Found:
@@ -53,7 +63,7 @@ def read(blobs: Blobs, ended: Ended, expected: Expected, faults: Faults) -> Foun
     for place, result in ((OUTPUT, ended.output), (ERROR, ended.error)):
         lines[place] = 0 if result is None else reading.file(blobs, place, result)
     reading.missing()
-    return Found(lines, reading.charges, not reading.gone)
+    return Found(lines, reading.charges, reading.gone)
 
 
 class _Reading:
@@ -63,7 +73,7 @@ class _Reading:
         self._faults = faults
         self._index_of = {ids.line_id(created.batch, i): i for i in range(expected.total)}
         self._place_of: dict[int, str] = {}
-        self.gone = False
+        self.gone: dict[str, ResultFile] = {}
         self.charges: dict[int, Charge] = {}
 
     def file(self, blobs: Blobs, place: str, result: ResultFile) -> int:
@@ -78,8 +88,7 @@ class _Reading:
                 lines += 1
                 last = self._line(place, lines, line, last)
         except BlobMissing:
-            self._faults.add(place, f"{result.object} is gone (deleted or expired): nothing can be proven")
-            self.gone = True
+            self.gone[place] = result
             return result.lines
         self._faults.compare(place, "size in bytes", size, result.bytes)
         self._faults.compare(place, "number of lines", lines, result.lines)
@@ -143,12 +152,12 @@ class _Reading:
             if isinstance(line.openrelay, msgspec.Raw):
                 return _workflow(msgspec.json.decode(line.openrelay, type=WorkflowReport))
             return None
-        body: Any = None if line.response is None else _decode_body(line.response.body)
-        if not isinstance(body, dict):
+        if line.response is None or not bytes(line.response.body).startswith(b"{"):
             return None
-        if body.get("object") == "workflow.result":
-            return _workflow(msgspec.convert(body.get("openrelay"), WorkflowReport))
-        usage, _ = answers.usage_of(body.get("usage"))
+        body = _decode_body(line.response.body)
+        if body.object == "workflow.result":
+            return _workflow(msgspec.json.decode(body.openrelay, type=WorkflowReport))
+        usage, _ = answers.usage_of(body.usage)
         return Charge(unmetered=1) if usage is None else self._priced(usage)
 
     def _priced(self, usage: Usage) -> Charge:

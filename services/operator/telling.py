@@ -17,6 +17,8 @@ def lines(report: Report) -> Iterator[str]:
     )
     if report.whereabouts is not None:
         yield from _whereabouts(report.whereabouts)
+    elif report.good and report.unproven:
+        yield "agrees    facts, counts and usage of the batch and ClickHouse agree"
     elif report.good:
         yield "good      each record is in exactly one place; files, batch and ClickHouse agree"
     else:
@@ -25,6 +27,8 @@ def lines(report: Report) -> Iterator[str]:
         yield f"  {fault}"
     if report.fault_count > len(report.faults):
         yield f"  … and {report.fault_count - len(report.faults)} more"
+    for each in report.unproven:
+        yield f"unproven  {each}: they cannot be compared any more"
     for note in report.notes:
         yield f"note      {note}"
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from schemas import topics
-from schemas.facts import Ended, ResultFile
+from schemas.facts import Ended, FileDeleted, ResultFile
 from schemas.ids import BatchId
 from schemas.records import DoneSet
 from services.operator.audit import Report, audit, prove
@@ -92,7 +92,7 @@ def finished(
         with Customer() as customer:
             stages.start(*ROLES)
             plain = [record(f"r{i}", prompt) for i, prompt in enumerate(PROMPTS)]
-            batch = stages.create([*plain, *_loops(customer, len(plain))])
+            batch = stages.create(_numbered([*plain, *_loops(customer, len(plain))]))
             ended = stages.wait_ended(batch).ended
         assert ended is not None
         good(stages, batch)
@@ -106,6 +106,12 @@ def finished(
         stages.close()
 
 
+def _numbered(records: list[dict[str, Any]]) -> Iterator[bytes]:
+    """Each with a number in its body that no machine type holds."""
+    for each in records:
+        yield json.dumps(each).encode().replace(b'"model":', b'"seed": -1E400, "model":', 1)
+
+
 def _loops(customer: Customer, first: int) -> list[dict[str, Any]]:
     """Records of several calls: a workflow that ends well, one that fails, one half unmetered, and tools."""
 
@@ -114,7 +120,7 @@ def _loops(customer: Customer, first: int) -> list[dict[str, Any]]:
         requests = [{"id": str(i), "body": body} for i, body in enumerate(bodies)]
         return {"status": "continue", "requests": requests}
 
-    over: dict[str, Any] = {"status": "completed", "output": 1}
+    over: dict[str, Any] = {"status": "completed", "output": 10**500}
     failed = {"status": "failed", "error": {"message": "no"}}
     flows = [
         [step("usage:5/3/2 one", "usage:7/1 two", "status:400 three"), step("usage:1/1 four"), over],
@@ -228,11 +234,46 @@ def test_a_changed_byte_is_found(finished: Finished) -> None:
         report = audit(stages.settings, batch)
         assert any(fault.place == "error file" and "sha256" in fault.said for fault in report.faults)
         assert command(stages, "audit", batch).returncode == 1
-        stages.blobs.delete(ended.error.object)
-        report = audit(stages.settings, batch)
-        assert any("is gone" in fault.said for fault in report.faults)
     finally:
         stages.blobs.put(ended.error.object, data)
+
+
+def test_a_lost_file_is_a_fault_and_a_deleted_or_expired_one_is_not(
+    finished: Finished, tables: EmbeddedWarehouse
+) -> None:
+    stages, batch, ended = finished
+    assert ended.output is not None
+    data = stages.blobs.read(ended.output.object)
+    stages.blobs.delete(ended.output.object)
+    try:
+        [fault] = audit(stages.settings, batch).faults
+        assert fault.place == "output file"
+        assert "was not deleted nor has it expired" in fault.said
+
+        state = msgspec.structs.replace(stages.state(batch), ended_at_ms=1)
+        with Log(stages.settings.kafka) as log:
+            report = prove(stages.settings, stages.blobs, log, state, ended)
+        assert report.good
+        assert "the output file, which has expired" in "".join(report.unproven)
+
+        fact = FileDeleted(file=ended.output.file_id, organization=ended.created.organization)
+        producer = Producer(stages.settings.kafka, "test-audit")
+        value = msgspec.json.encode(fact)
+        producer.send(topics.FILES, value, key=f"{ended.output.file_id}:deleted", partition=0)
+        producer.close()
+        report = audit(stages.settings, batch)
+        assert report.good
+        assert "the output file, which was deleted" in "".join(report.unproven)
+        done = command(stages, "audit", batch)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "agrees    facts, counts and usage" in done.stdout
+        assert "cannot be compared any more" in done.stdout
+
+        usage = msgspec.structs.replace(ended.settled.usage, cost_nano_usd=1)
+        wrong = msgspec.structs.replace(ended, settled=msgspec.structs.replace(ended.settled, usage=usage))
+        assert "ClickHouse: sum of [input, cached, output, cost]" in _judge(stages, wrong)
+    finally:
+        stages.blobs.put(ended.output.object, data)
 
 
 def test_a_missing_and_a_doubled_row_are_found(finished: Finished, tables: EmbeddedWarehouse) -> None:
