@@ -1,7 +1,8 @@
 """The HTTP side of `orl`: one synchronous client, whose every failure is one sentence.
 
 Requests that may be repeated are, with growing pauses, while the server cannot be reached or asks for
-patience (429, 502, 503, 504). A server that has answered once is waited for longer than one that never did.
+patience (429, 502, 503, 504). A server that has answered once is waited for longer than one that never did; a
+stack on this machine that was killed is not waited for at all.
 A create carries an idempotency key and so may be repeated; an upload repeated after a lost answer leaves a
 file nobody refers to, which expires; a delete or a cancel is repeated only if it was never sent.
 """
@@ -76,7 +77,8 @@ def _exit_status(status: int) -> Exit:
 
 
 class Client:
-    """Talks to one host with one key. `say` gets a sentence when a request has to wait and try again."""
+    """Talks to one host with one key. `say` gets a sentence when a request has to wait and try again;
+    `killed` is asked when there is no connection, and has a sentence when waiting for one is in vain."""
 
     def __init__(
         self,
@@ -85,12 +87,14 @@ class Client:
         *,
         say: Callable[[str], None] = lambda sentence: None,
         sleep: Callable[[float], None] = time.sleep,
+        killed: Callable[[], str | None] = lambda: None,
     ) -> None:
         self.base_url = base_url
         self.answered = False
         """Whether any request has succeeded."""
         self._say = say
         self._sleep = sleep
+        self._killed = killed
         self._http = httpx.Client(
             headers={
                 "Authorization": f"Bearer {api_key}",
@@ -220,10 +224,17 @@ class _Patience:
     def wait(self, fault: httpx.TransportError | _Later) -> None:
         """Pause before the next attempt. Raises the fault as `Trouble` when there is no patience left."""
         later = fault if isinstance(fault, _Later) else None
+        if later is None and (said := self._client._killed()) is not None:
+            raise Unreachable(said) from fault
         if self._left_s <= 0:
             if later is not None:
                 raise later.refused from fault
-            raise Unreachable(f"{self._client.base_url} cannot be reached: {_sentence(fault)}.") from fault
+            hint = ""
+            if isinstance(fault, httpx.ConnectError) and _is_loopback(self._client.base_url):
+                hint = " No stack seems to run there; `openrelay up` starts one."
+            raise Unreachable(
+                f"{self._client.base_url} cannot be reached: {_sentence(fault)}.{hint}"
+            ) from fault
         asked_s = later.retry_after_s if later is not None else None
         pause_s = self._pause_s * random.uniform(0.8, 1.0) if asked_s is None else asked_s
         pause_s = min(pause_s, self._left_s, 60.0)

@@ -4,7 +4,8 @@ The key and the base URL are looked for in three places, the first that has one 
 (`OPENRELAY_API_KEY`, `OPENRELAY_BASE_URL`, and `OPENRELAY_CONTROL_URL` for the control host), what
 `orl auth login` stored, a stack started by `openrelay up` in the data directory it takes without `--data`:
 `OPENRELAY_DATA_DIR`, else this user's. A stored key is sent only to the base URL it was stored for, and the
-key of a running stack only to that stack.
+key of a running stack only to that stack. A stack that was killed leaves its `connection.json` behind; it
+does not run.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 import platformdirs
+
+from services.embedded import left
 
 DEFAULT_BASE_URL = "https://inference.openrelay.inc/v1"
 DEFAULT_CONTROL_URL = "https://api.openrelay.inc"
@@ -57,7 +60,6 @@ class _Connection(msgspec.Struct, frozen=True):
     base_url: str
     control_url: str
     api_key: str
-    pids: dict[str, int]
 
 
 class Places(msgspec.Struct, frozen=True):
@@ -102,7 +104,7 @@ def resolve(where: Places) -> Target:
     if not key:
         raise NoCredentials(
             f"No API key for {base_url}: run `orl auth login`, set OPENRELAY_API_KEY, "
-            "or start a local stack with `openrelay up`."
+            f"or start a local stack with `openrelay up`.{_absent(where, running)}"
         )
     key = key.strip()
     if not is_key(key):
@@ -117,6 +119,17 @@ def resolve(where: Places) -> Target:
         control_url = DEFAULT_CONTROL_URL
     guessed = not control_url and (control_url := _next_port(base_url)) is not None
     return Target(base_url, key, control_url.rstrip("/") if control_url else None, guessed)
+
+
+def killed_stack(where: Places, target: Target) -> str | None:
+    """What to say of the stack that served `target` from this user's data directory and was killed, if so."""
+    connection = _read_connection(where.data_dir)
+    if connection is None or connection.base_url != target.base_url or left.runs(where.data_dir):
+        return None
+    return (
+        f"The stack in {where.data_dir} was killed and does not run any more: start it again with "
+        f"`openrelay up --data {where.data_dir}`."
+    )
 
 
 def store(where: Places, base_url: str, api_key: str, control_url: str | None) -> None:
@@ -180,10 +193,23 @@ def _write(path: Path, stored: _Stored) -> None:
 
 
 def _running(data_dir: Path) -> _Connection | None:
-    """The stack running in `data_dir`. A file left by one that was killed names dead processes."""
+    """The stack running in `data_dir`."""
+    return _read_connection(data_dir) if left.runs(data_dir) else None
+
+
+def _absent(where: Places, running: _Connection | None) -> str:
+    """Where a stack was looked for in vain."""
+    if running is not None:
+        return ""
+    killed = ": the last one was killed" if left.was_killed(where.data_dir) else ""
+    return (
+        f" None runs in {where.data_dir}{killed}; one that was started with --data DIR is found when "
+        "OPENRELAY_DATA_DIR is DIR."
+    )
+
+
+def _read_connection(data_dir: Path) -> _Connection | None:
     try:
-        connection = msgspec.json.decode((data_dir / "connection.json").read_bytes(), type=_Connection)
-        os.kill(connection.pids["api"], 0)
-    except (OSError, msgspec.MsgspecError, KeyError):
+        return msgspec.json.decode((data_dir / "connection.json").read_bytes(), type=_Connection)
+    except (OSError, msgspec.MsgspecError):
         return None
-    return connection

@@ -28,7 +28,12 @@ def open_client() -> Client:
 
 
 def client_for(server: credentials.Target) -> Client:
-    return Client(server.base_url, server.api_key, say=say)
+    return _client(server.base_url, server)
+
+
+def _client(base_url: str, server: credentials.Target) -> Client:
+    where = credentials.places()
+    return Client(base_url, server.api_key, say=say, killed=lambda: credentials.killed_stack(where, server))
 
 
 @contextmanager
@@ -37,7 +42,7 @@ def open_control() -> Iterator[Client]:
     server = target()
     if server.control_url is None:
         raise Trouble(f"Nothing says where the control host is: {_SAY_IT}.", Exit.USAGE)
-    with Client(server.control_url, server.api_key, say=say) as client:
+    with _client(server.control_url, server) as client:
         try:
             yield client
         except Trouble as trouble:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from schemas.settings import Settings
+from services.embedded import left
 from services.process import CannotStart
 from services.settings import PREFIX, SettingsError, default_data_dir, load
 
@@ -32,9 +33,10 @@ def settings_of(
             return load(running, {})
     except SettingsError as error:
         raise CannotStart(str(error)) from error
+    more = " any more, it was killed" if left.was_killed(directory) else ""
     raise CannotStart(
-        f"no stack runs in {directory}: name its settings with --config, its data directory with"
-        f" {PREFIX}DATA_DIR, or start one with `openrelay up`"
+        f"no stack runs in {directory}{more}: name its settings with --config, its data directory with"
+        f" {PREFIX}DATA_DIR, or start one with `openrelay up --data {directory}`"
     )
 
 
@@ -45,5 +47,5 @@ def _is_running(settings: Path) -> bool:
         settings.name == "settings.json"
         and directory.name == "run"
         and settings.exists()
-        and (directory.parent / "connection.json").exists()
+        and left.runs(directory.parent)
     )

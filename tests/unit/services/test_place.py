@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -18,7 +21,7 @@ def running(directory: Path, port: int) -> Path:
     """What `openrelay up` leaves in its directory while it runs."""
     settings = directory / "run" / "settings.json"
     write(settings_for(directory, bootstrap=f"127.0.0.1:{port}"), settings)
-    (directory / "connection.json").write_text("{}")
+    (directory / "connection.json").write_text(json.dumps({"pids": {"api": os.getpid(), "kafka": 0}}))
     return settings
 
 
@@ -32,6 +35,16 @@ def test_a_stack_that_has_ended_is_none(tmp_path: Path) -> None:
     (tmp_path / "connection.json").unlink()
     with pytest.raises(CannotStart, match="name its settings with --config"):
         settings_of(None, {}, tmp_path)
+
+
+def test_a_stack_that_was_killed_is_none(tmp_path: Path) -> None:
+    running(tmp_path, 9001)
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+        # It stays a zombie until it is waited for, as in a container whose first process waits for nobody.
+        os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
+        (tmp_path / "connection.json").write_text(json.dumps({"pids": {"api": dead.pid, "kafka": 0}}))
+        with pytest.raises(CannotStart, match=r"any more, it was killed.* `openrelay up --data "):
+            settings_of(None, {}, tmp_path)
 
 
 def test_variables_have_had_their_say_in_a_running_stack(tmp_path: Path) -> None:
