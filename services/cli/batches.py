@@ -61,7 +61,7 @@ def create(
     new
         Submit again, even if an earlier run of this command did not come to its end.
     yes
-        Do not ask before a batch whose tools may take many model calls.
+        Do not ask before a batch whose tools or workflows may take many model calls.
     """
     if (input_file is None) == (input_file_id is None):
         raise Trouble("Give one of --input-file and --input-file-id.", Exit.USAGE)
@@ -71,7 +71,7 @@ def create(
     given = {"priority": priority, "model": model, "metadata": _metadata(metadata or [])}
     arguments |= {name: value for name, value in given.items() if value}
     looked = None if input_file is None else inspect(input_file)
-    if looked is not None and looked.tool_records:
+    if looked is not None and (looked.tool_records or looked.workflow_records):
         _warn_of_calls(looked, ask=not yes)
 
     server = target()
@@ -103,7 +103,7 @@ def create(
 
 
 @app.command(name="get")
-def get_batch(batch_id: str, *, json: Json = False) -> int:
+def get_batch(batch_id: str, /, *, json: Json = False) -> int:
     """Show a batch."""
     with open_client() as client:
         print_json(client.get(route("batches", batch_id)))
@@ -125,7 +125,7 @@ def list_batches(*, limit: int | None = None, after: str | None = None, json: Js
 
 
 @app.command
-def cancel(batch_id: str, *, json: Json = False) -> int:
+def cancel(batch_id: str, /, *, json: Json = False) -> int:
     """Stop a batch: what runs is finished, nothing new starts."""
     with open_client() as client:
         print_json(client.post(route("batches", batch_id, "cancel"), {}))
@@ -133,7 +133,7 @@ def cancel(batch_id: str, *, json: Json = False) -> int:
 
 
 @app.command(name="wait")
-def wait_for(batch_id: str, *, json: Json = False) -> int:
+def wait_for(batch_id: str, /, *, json: Json = False) -> int:
     """Wait until a batch has ended, then show it."""
     with open_client() as client:
         return _wait(client, client.get(route("batches", batch_id)), tell_rejected=True)
@@ -142,6 +142,7 @@ def wait_for(batch_id: str, *, json: Json = False) -> int:
 @app.command
 def results(
     batch_id: str,
+    /,
     *,
     output: Annotated[Path, Parameter(name=["--output", "-o"])] = Path(),
     json: Json = False,
@@ -185,10 +186,9 @@ def _wait(client: Client, value: dict[str, Any], *, tell_rejected: bool) -> int:
 
 
 def _warn_of_calls(looked: Input, *, ask: bool) -> None:
-    say(
-        f"{looked.tool_records} of {looked.records} records call tools: "
-        f"this batch may take up to {looked.most_calls} model calls"
-    )
+    kinds = ((looked.tool_records, "call tools"), (looked.workflow_records, "are workflows"))
+    what = " and ".join(f"{count} of {looked.records} records {kind}" for count, kind in kinds if count)
+    say(f"{what}: this batch may take up to {looked.most_calls:,} model calls")
     if ask and sys.stdin.isatty() and sys.stderr.isatty():
         print("Go on? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):

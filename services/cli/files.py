@@ -20,7 +20,7 @@ app.command(content)
 
 
 @app.command
-def upload(file: Path, *, json: Json = False) -> int:
+def upload(file: Path, /, *, json: Json = False) -> int:
     """Upload a JSONL file of requests."""
     inspect(file)
     with open_client() as client:
@@ -30,7 +30,7 @@ def upload(file: Path, *, json: Json = False) -> int:
 
 
 @app.command(name="get")
-def get_file(file_id: str, *, json: Json = False) -> int:
+def get_file(file_id: str, /, *, json: Json = False) -> int:
     """Show a file's metadata."""
     with open_client() as client:
         print_json(client.get(route("files", file_id)))
@@ -68,7 +68,7 @@ def list_files(
 
 
 @app.command(name="delete")
-def delete_file(file_id: str, *, json: Json = False) -> int:
+def delete_file(file_id: str, /, *, json: Json = False) -> int:
     """Delete a file."""
     with open_client() as client:
         print_json(client.delete(route("files", file_id)))
@@ -78,6 +78,7 @@ def delete_file(file_id: str, *, json: Json = False) -> int:
 @content.command(name="get")
 def get_content(
     file_id: str,
+    /,
     *,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     json: Json = False,

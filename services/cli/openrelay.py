@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -19,7 +20,11 @@ from services.operator import commands
 from services.settings import SettingsError, default_data_dir, load, read_tree
 from streams import crashpoints
 
-app = App(name="openrelay", help="Run the Batch API: everything on one machine, or one role of a cluster.")
+app = App(
+    name="openrelay",
+    help="Run the Batch API: everything on one machine, or one role of a cluster.",
+    version=lambda: version("openrelay-batch"),
+)
 
 Config = Annotated[
     Path | None, Parameter(help="Settings file, TOML or JSON; OPENRELAY_ variables override it.")

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from schemas.batches import Batch
-from services.cli.client import Client, Exit, Trouble
+from services.cli.client import Client, Exit, Refused, Trouble
 from services.cli.outcome import SHOWN
 from services.cli.output import bytes_bar, say
 
@@ -21,7 +21,12 @@ def tell_errors(client: Client, batch: Batch, *, rejected: bool) -> None:
     if batch.error_file_id is None:
         return
     errors = Errors(rejected=rejected)
-    client.download(batch.error_file_id, errors.take, lambda done, of: None)
+    try:
+        client.download(batch.error_file_id, errors.take, lambda done, of: None)
+    except Refused as refused:
+        if refused.status != 404:
+            raise
+        say(_gone(batch, "error", batch.error_file_id))
     errors.tell()
 
 
@@ -137,25 +142,44 @@ def _save(
 def save_results(client: Client, batch: Batch, directory: Path) -> dict[str, Saved | None]:
     """Download both result files and compare them with the counts. Tells what failed.
 
-    Raises `Trouble` if the files are not what the batch says.
+    Raises `Trouble` if the files are not what the batch says, or, after the other one was downloaded, if one
+    is gone.
     """
     counts = batch.request_counts
+    gone: dict[str, str] = {}
     errors = Errors()
     saved: dict[str, Saved | None] = {"output": None, "error": None}
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as fault:
         raise Trouble(f"{directory} cannot be made: {fault.strerror}.", Exit.USAGE) from fault
-    if batch.output_file_id is not None:
-        path = directory / f"{batch.id}-output.jsonl"
-        saved["output"] = save(client, batch.output_file_id, path)
-    if batch.error_file_id is not None:
-        path = directory / f"{batch.id}-error.jsonl"
-        saved["error"] = save(client, batch.error_file_id, path, errors.take)
+    for name, file_id, also in (
+        ("output", batch.output_file_id, None),
+        ("error", batch.error_file_id, errors.take),
+    ):
+        if file_id is None:
+            continue
+        try:
+            saved[name] = save(client, file_id, directory / f"{batch.id}-{name}.jsonl", also)
+        except Refused as refused:
+            if refused.status != 404:
+                raise
+            gone[name] = _gone(batch, name, file_id)
     errors.tell()
     for name, count in (("output", counts.completed), ("error", counts.failed)):
+        if name in gone:
+            continue
         file = saved[name]
         lines = 0 if file is None else file.lines
         if lines != count:
             raise Trouble(f"The {name} file has {lines} lines where the batch counts {count}.", Exit.NETWORK)
+    if gone:
+        for file in saved.values():
+            if file is not None:
+                say(f"wrote {file.lines} lines to {file.path}")
+        raise Trouble(" ".join(gone.values()), Exit.USAGE)
     return saved
+
+
+def _gone(batch: Batch, name: str, file_id: str) -> str:
+    return f"The {name} file of {batch.id}, {file_id}, is gone: it was deleted or has expired."

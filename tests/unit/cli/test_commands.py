@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import stat
+import subprocess
+import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from services.cli import client, submission
+from services.cli import client, openrelay, submission
 from services.cli.output import money
 from services.embedded.ports import free_port
 from tests.unit.cli.conftest import Orl
@@ -99,12 +104,63 @@ def test_mistakes_on_the_command_line_exit_2(logged_in: Path, requests: Path, or
     assert orl(*create(requests.with_name("none.jsonl"))).status == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "missing"),
+    [
+        (("batches", "get"), "BATCH_ID"),
+        (("batches", "wait"), "BATCH_ID"),
+        (("batches", "results"), "BATCH_ID"),
+        (("batches", "cancel"), "BATCH_ID"),
+        (("files", "get"), "FILE_ID"),
+        (("files", "delete"), "FILE_ID"),
+        (("files", "content", "get"), "FILE_ID"),
+        (("files", "upload"), "FILE"),
+    ],
+)
+def test_a_missing_argument_is_named_as_it_is_given(
+    logged_in: Path, orl: Orl, words: tuple[str, ...], missing: str
+) -> None:
+    done = orl(*words)
+    assert done.status == 2
+    assert f"parameter {missing} requires an argument" in done.err
+
+
+def test_both_commands_have_one_version(orl: Orl) -> None:
+    with contextlib.redirect_stdout(io.StringIO()) as said, pytest.raises(SystemExit):
+        openrelay.app(["--version"])
+    assert said.getvalue() == orl("--version").out == version("openrelay-batch") + "\n"
+
+
+def test_a_killed_stack_is_not_waited_for(home: Path, orl: Orl, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"http://127.0.0.1:{free_port()}/v1"
+    where = home / "data" / "openrelay"
+    where.mkdir(parents=True)
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+        dead.wait()
+    left = {"base_url": url, "control_url": url, "api_key": KEY, "pids": {"api": dead.pid}}
+    (where / "connection.json").write_text(json.dumps(left))
+    done = orl("batches", "list")
+    assert done.status == 3
+    assert "the last one was killed" in done.err
+    assert "OPENRELAY_DATA_DIR" in done.err
+    monkeypatch.setenv("OPENRELAY_BASE_URL", url)
+    monkeypatch.setenv("OPENRELAY_API_KEY", KEY)
+    done = orl("batches", "list")
+    assert (done.status, done.err) == (
+        5,
+        f"orl: The stack in {where} was killed and does not run any more: start it again with "
+        f"`openrelay up --data {where}`.\n",
+    )
+
+
 def test_a_server_that_cannot_be_reached_exits_5(
     logged_in: Path, orl: Orl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENRELAY_BASE_URL", "http://127.0.0.1:9/v1")
     monkeypatch.setattr(client, "PATIENCE_S", 0.2)
-    assert orl("batches", "list").status == 5
+    done = orl("batches", "list")
+    assert done.status == 5
+    assert "`openrelay up` starts one" in done.err
 
 
 def test_files(logged_in: Path, server: StandIn, requests: Path, orl: Orl, tmp_path: Path) -> None:
@@ -221,6 +277,24 @@ def test_results_that_contradict_the_counts_are_not_trusted(
     assert "The error file has 0 lines where the batch counts 1." in done.err
 
 
+def test_a_result_file_that_is_gone_is_named_and_the_other_one_comes(
+    logged_in: Path, server: StandIn, requests: Path, orl: Orl, tmp_path: Path
+) -> None:
+    server.end = {"status": "completed", "completed": 1, "failed": 1}
+    server.error_lines = [error_line("b", 400, None, None)]
+    orl(*create(requests, "--wait"))
+    del server.files["file-batch_0-output"]
+    done = orl("batches", "results", "batch_0", "-o", str(tmp_path / "out"))
+    assert done.status == 2
+    said = "orl: The output file of batch_0, file-batch_0-output, is gone: it was deleted or has expired.\n"
+    assert done.err.endswith(said)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["batch_0-error.jsonl"]
+    del server.files["file-batch_0-error"]
+    waited = orl("batches", "wait", "batch_0")
+    assert waited.status == 1
+    assert "The error file of batch_0, file-batch_0-error, is gone" in waited.err
+
+
 def test_cancel(logged_in: Path, server: StandIn, requests: Path, orl: Orl) -> None:
     orl(*create(requests))
     assert json.loads(orl("batches", "cancel", "batch_0").out)["status"] == "cancelling"
@@ -291,6 +365,13 @@ def test_tools_are_warned_about(logged_in: Path, server: StandIn, tmp_path: Path
     done = orl(*create(path))
     assert done.status == 0
     assert "1 of 1 records call tools: this batch may take up to 9 model calls" in done.err
+    body["openrelay"] = {"workflow": {"url": "https://x.example"}}
+    with path.open("a") as file:
+        file.write(json.dumps({"custom_id": "b", "method": "POST", "url": CHAT, "body": body}) + "\n")
+    said = (
+        "1 of 2 records call tools and 1 of 2 records are workflows: this batch may take up to 73 model calls"
+    )
+    assert said in orl(*create(path)).err
 
 
 def test_text_from_the_server_cannot_steer_the_terminal(

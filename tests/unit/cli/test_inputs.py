@@ -22,7 +22,7 @@ def line(**openrelay: Any) -> bytes:
 
 def test_records_and_the_calls_their_tools_may_take(tmp_path: Path) -> None:
     lines = [
-        b"\xef\xbb\xbf" + line(),
+        b"\xef\xbb\xbf" + line(tool_config={"url": "https://x", "max_rounds": 3}),
         b"",
         b" \t\r",
         line(tool_config={"url": "https://x"}),
@@ -31,6 +31,10 @@ def test_records_and_the_calls_their_tools_may_take(tmp_path: Path) -> None:
         line(tool_config={"url": "https://x", "max_rounds": 0}),
         line(tool_config={"url": "https://x", "max_rounds": "many"}),
         line(workflow={"url": "https://x"}),
+        line(workflow={"url": "https://x", "max_requests": 5_000}),
+        line(workflow={"url": "https://x", "max_requests": -1}),
+        line(tool_config={"url": "https://x", "max_rounds": 1}).replace(b"tool_config", b"tool\\u005fconfig"),
+        line(tool_config={"url": "https://x"}).replace(b'"messages": []', b'"seed": 1E400'),
         b'{"tool_config": "tool_config"',
         line(),
     ]
@@ -39,8 +43,9 @@ def test_records_and_the_calls_their_tools_may_take(tmp_path: Path) -> None:
     looked = inputs.inspect(path)
     assert looked.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     assert looked.bytes == path.stat().st_size
-    assert (looked.records, looked.tool_records) == (9, 4)
-    assert looked.most_calls == 9 + 8 + 2 + 16 + 8
+    assert (looked.records, looked.tool_records, looked.workflow_records) == (13, 7, 2)
+    plain = 4  # two of them the server rejects
+    assert looked.most_calls == plain + 4 + 9 + 3 + 17 + 9 + 64 + 1_024 + 2 + 9
 
 
 def test_a_line_of_any_length_is_one_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
