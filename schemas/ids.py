@@ -5,6 +5,7 @@ must come out the same when a step is repeated are derived from other ids.
 """
 
 import hashlib
+import re
 from typing import NewType
 
 BatchId = NewType("BatchId", str)
@@ -12,6 +13,8 @@ FileId = NewType("FileId", str)
 OrganizationId = NewType("OrganizationId", str)
 
 ENTROPY_BYTES = 16
+
+_FILE_ID = re.compile(r"file-([0-9a-f]{32}|batch_[0-9a-f]{32}-(output|error))")
 
 
 def batch_id(entropy: bytes) -> BatchId:
@@ -22,6 +25,11 @@ def batch_id(entropy: bytes) -> BatchId:
 def file_id(entropy: bytes) -> FileId:
     """`file-` and 32 hex digits, from 16 random bytes."""
     return FileId("file-" + entropy.hex())
+
+
+def is_file_id(text: str) -> bool:
+    """Whether a file of ours, of whatever kind, could have this id."""
+    return _FILE_ID.fullmatch(text) is not None
 
 
 def output_file_id(batch: BatchId) -> FileId:

@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from schemas import topics
+from schemas import ids, topics
 from schemas.batches import MAX_LISTED_ERRORS, Batch, BatchError, BatchErrors, BatchList
 from schemas.facts import Cancel, batch_key
 from schemas.ids import BatchId, FileId
@@ -54,6 +54,9 @@ class BatchRoutes:
                 await self._receive(request, spool)
             opened = await self._open(spool)
             order = orders.read(opened.fields, opened.items, limits.file_ttl_s)
+            if order.input_file_id is not None and not ids.is_file_id(order.input_file_id):
+                # Nobody can know it, so it goes into no fact.
+                raise refusals.not_found()
             scope = scope_of(principal.organization, key, spool.sha256, _retries(request))
             file = None if order.input_file_id is None else FileId(order.input_file_id)
             source = Source(file, spool, opened.items or [])

@@ -10,6 +10,7 @@ or died is taken over by the next one, under the same id, and of several `create
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import time
 
@@ -37,7 +38,9 @@ class Scope(msgspec.Struct, frozen=True):
 def scope_of(organization: OrganizationId, key: str | None, body_sha256: str, retries: int) -> Scope:
     """`retries` is what the SDK says of how often it has sent this request before."""
     if key is not None:
-        return Scope(f"key:{organization}:{key}", body_sha256, KEY_COUNTS_MS, True)
+        # Hashed, so that no organization's name with a colon in it and another's key come out the same.
+        hashed = hashlib.sha256(key.encode()).hexdigest()
+        return Scope(f"key:{organization}:{hashed}", body_sha256, KEY_COUNTS_MS, True)
     return Scope(f"body:{organization}:{body_sha256}", body_sha256, BODY_COUNTS_MS, retries > 0)
 
 

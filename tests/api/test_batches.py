@@ -208,7 +208,7 @@ def test_files_that_are_no_input(client: httpx.Client, rival: httpx.Client) -> N
     ticket = client.post("/v1/files/presign", json={"bytes": 5}).json()["file_id"]
     answers = [
         post(client, input_file_id=file)
-        for file in ("file-unknown", foreign, ticket, "", "\x00", "x" * 1_000)
+        for file in ("file-unknown", foreign, ticket, "", "\x00", "x" * 64_000, "\x01" * 10_000)
     ]
     assert {answer.status_code for answer in answers} == {404}
     assert len({answer.content for answer in answers}) == 1

@@ -12,7 +12,8 @@ import openai
 import pytest
 
 from schemas.facts import Withdrawn
-from schemas.ids import BatchId
+from schemas.ids import BatchId, OrganizationId
+from services.api.claims import scope_of
 from tests.api.host import CHAT, Facts, Host, create, error, jsonl, order, record, stored
 
 
@@ -52,6 +53,12 @@ def test_the_repeat_shows_the_batch_as_it_is_now_with_all_errors(fresh: httpx.Cl
     assert len(again["errors"]["data"]) == 150
 
 
+def test_no_key_of_one_organization_is_one_of_another() -> None:
+    one = scope_of(OrganizationId("a"), "b:c", "0", 0)
+    other = scope_of(OrganizationId("a:b"), "c", "0", 0)
+    assert one.name != other.name
+
+
 def test_another_body_is_a_conflict(fresh: httpx.Client) -> None:
     post(fresh, "k").raise_for_status()
     answer = post(fresh, "k", metadata={"a": "b"})
@@ -79,12 +86,13 @@ def test_the_longest_key(fresh: httpx.Client) -> None:
 
 
 def test_a_refusal_is_not_remembered(fresh: httpx.Client) -> None:
-    assert post(fresh, "k", input_file_id="file-none").status_code == 404
+    unknown = "file-" + "0" * 32
+    assert post(fresh, "k", input_file_id=unknown).status_code == 404
     assert post(fresh, "k", priority="x").status_code == 400
     first = post(fresh, "k")
     assert first.status_code == 200
     assert post(fresh, "k").json()["id"] == first.json()["id"]
-    assert post(fresh, "k", input_file_id="file-none").status_code == 409
+    assert post(fresh, "k", input_file_id=unknown).status_code == 409
 
 
 def test_ten_at_once(host: Host, fresh: httpx.Client) -> None:
