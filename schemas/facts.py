@@ -130,6 +130,15 @@ class FileStored(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", ta
     ttl_s: int = 2_592_000
 
 
+class FilePut(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="put"):
+    """Somebody has sent the bytes a presigned URL was for; of several the first is the URL's one use."""
+
+    file: FileId
+    organization: OrganizationId
+    object: str
+    bytes: int
+
+
 class FileUsed(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", tag="used"):
     """A create that reads the file as its input is under way; `attempt` is its own."""
 
@@ -154,7 +163,7 @@ class FileDeleted(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact", t
     """Offset of `files` below which the author knew every use; None: it is gone whatever was used."""
 
 
-FileFact = FileStored | FileUsed | FileReleased | FileDeleted
+FileFact = FilePut | FileStored | FileUsed | FileReleased | FileDeleted
 
 
 class KeyRole(Enum):
@@ -193,7 +202,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
     claim: str
     scope: str
-    """`key:<organization>:<Idempotency-Key>` or `body:<organization>:<hash>`."""
+    """`key:<organization>:<SHA-256 of the Idempotency-Key>` or `body:<organization>:<hash>`."""
     body_sha256: str
     batch: BatchId
     input_file_id: FileId

@@ -35,7 +35,7 @@ from services.api.parts import Parts
 from services.api.principals import Principal
 from services.api.quota import Quota
 from services.api.refusals import Refusal
-from services.api.uploads import Pending, expiry, owner_of
+from services.api.uploads import Pending, expiry
 from services.api.uses import Use
 from services.api.withdrawals import Withdrawals
 from services.api.writing import Uncertain
@@ -97,7 +97,7 @@ class Creation:
                 batch=claim.batch,
                 file=file,
                 inline=source.file is None,
-                pending=Pending(file, owner_of(principal.organization), 0, expiry(PENDING_TTL_S)).name,
+                pending=Pending(file, expiry(PENDING_TTL_S)).name,
             )
             return await self._attempt(principal, order, scope, source, attempt, claim.claim)
 

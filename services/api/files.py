@@ -11,6 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from schemas import ids
 from schemas.files import File, FileDeletion, FileList, Presigned
 from schemas.ids import FileId
 from services.api import queries, ranges, refusals
@@ -19,9 +20,9 @@ from services.api.multipart import OVERHEAD_BYTES, UploadForm
 from services.api.parts import Parts
 from services.api.presign import Ticket
 from services.api.principals import Principal
-from services.api.readmodel import FileRow
+from services.api.readmodel import FileRow, PutRow
 from services.api.refusals import Refusal
-from services.api.uploads import FILE_ID, Pending, RecordCounter, expiry, owner_of
+from services.api.uploads import Attempt, Pending, RecordCounter, expiry, parse_put
 from streams.blobs import BlobMissing
 
 LEAST_TTL_S, MOST_TTL_S = 3_600, 2_592_000
@@ -34,6 +35,8 @@ PENDING_TTL_S = 3_600
 class FileRoutes:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._putting: set[FileId] = set()
+        """Files whose PUT is under way here."""
 
     async def create(self, request: Request) -> Response:
         principal = _principal(request)
@@ -45,7 +48,7 @@ class FileRoutes:
         form = UploadForm(request.headers.get("content-type", ""))
         uploads = self._parts.uploads
         file = uploads.new_file()
-        name = Pending(file, owner_of(principal.organization), 0, expiry(PENDING_TTL_S)).name
+        name = Pending(file, expiry(PENDING_TTL_S)).name
         with uploads.slot():
 
             async def file_pieces() -> AsyncIterator[bytes]:
@@ -84,9 +87,7 @@ class FileRoutes:
         return _json(Presigned(ticket.file, url, ticket.expires))
 
     async def put(self, request: Request) -> Response:
-        ticket = self._parts.signer.verify(
-            request.path_params["file"], dict(request.query_params), time.time()
-        )
+        ticket = self._parts.signer.verify(request.path_params["file"], request.url.query, time.time())
         if ticket is None:
             raise Refusal(403, "This upload URL is not valid or its time is over.", code="invalid_signature")
         check_encoding(request)
@@ -95,48 +96,71 @@ class FileRoutes:
             raise Refusal(411, "Send the body with Content-Length.")
         if length != ticket.bytes:
             raise _wrong_size(ticket)
-        uploads = self._parts.uploads
-        if uploads.locks.held(ticket.file):
+        if ticket.file in self._putting:
             raise _used()
-        async with uploads.locks.hold(ticket.file):
-            await self._parts.model.barrier()
-            if self._parts.model.file(ticket.file) is not None or await uploads.pending(ticket.file):
-                raise _used()
-            owner = owner_of(ticket.organization)
-            pending = Pending(ticket.file, owner, ticket.bytes, ticket.expires + PENDING_TTL_S)
-            with uploads.slot():
-                body = pieces(request, ticket.bytes, _wrong_size(ticket))
-                await uploads.receive(pending.name, body, ticket.bytes, None)
+        self._putting.add(ticket.file)
+        try:
+            await self._receive(request, ticket)
+        finally:
+            self._putting.discard(ticket.file)
         return Response(status_code=200)
 
     async def complete(self, request: Request) -> Response:
         principal = _principal(request)
         file = request.path_params["file"]
-        if FILE_ID.fullmatch(file) is None:
-            raise refusals.not_found()
-        uploads = self._parts.uploads
-        async with uploads.locks.hold(file):
-            await self._parts.model.barrier()
-            row = self._parts.model.file(file)
-            if row is not None:
-                return _json(to_api(self._own(row, principal)))
-            found = await uploads.pending(FileId(file))
-            if not found and await uploads.announced(FileId(file), principal.organization):
+        await self._parts.model.barrier()
+        if (row := self._parts.model.file(file)) is not None:
+            return _json(to_api(self._own(row, principal)))
+        put = self._parts.model.put(file)
+        if put is None:
+            if ids.is_file_id(file) and await self._parts.uploads.announced(file, principal.organization):
                 raise refusals.invalid("Nothing was uploaded to this file's URL yet.", code="not_uploaded")
-            if not found or found[0].owner != owner_of(principal.organization):
-                raise refusals.not_found()
-            try:
-                await uploads.check(found[0])
-            except Refusal:
-                await uploads.discard(found[0].name)
+            raise refusals.not_found()
+        if put.organization != principal.organization:
+            raise refusals.not_found()
+        async with self._parts.uploads.locks.hold(file):
+            row = await self._complete(put)
+        return _json(to_api(self._own(row, principal)))
+
+    async def _receive(self, request: Request, ticket: Ticket) -> None:
+        """Take the body of a PUT; 409 unless it is the URL's one use."""
+        uploads, model = self._parts.uploads, self._parts.model
+        await model.barrier()
+        if model.put(ticket.file) is not None:
+            raise _used()
+        attempt = Attempt(ticket.file, secrets.token_hex(8), ticket.expires + PENDING_TTL_S)
+        with uploads.slot():
+            body = pieces(request, ticket.bytes, _wrong_size(ticket))
+            await uploads.receive(attempt.name, body, ticket.bytes, None)
+        await uploads.use(attempt, ticket.organization, ticket.bytes)
+        await model.barrier()
+        first = model.put(ticket.file)
+        if first is None or first.object != attempt.name:
+            await uploads.discard(attempt.name)
+            raise _used()
+
+    async def _complete(self, put: PutRow) -> FileRow:
+        """The file, made of what was PUT if nobody has made it yet."""
+        uploads, model = self._parts.uploads, self._parts.model
+        await model.barrier()
+        if (row := model.file(put.file)) is not None:
+            return row
+        attempt = parse_put(put.object)
+        if attempt is None or time.time() > attempt.expires:
+            raise refusals.not_found()
+        try:
+            await uploads.check(put)
+        except BlobMissing:
+            # Another instance may have completed it, and the file been deleted, since we looked.
+            await model.barrier()
+            if (row := model.file(put.file)) is None:
                 raise
-            row = await uploads.register(
-                found[0].name,
-                FileId(file),
-                principal.organization,
-                self._parts.settings.limits.file_ttl_s,
-            )
-        return _json(to_api(row))
+            return row
+        await uploads.complete(put, self._parts.settings.limits.file_ttl_s)
+        await model.barrier()
+        row = model.file(put.file)
+        assert row is not None
+        return row
 
     async def list(self, request: Request) -> Response:
         principal = _principal(request)

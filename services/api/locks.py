@@ -24,6 +24,3 @@ class Locks:
                 del self._locks[name]
             else:
                 self._locks[name] = (lock, users - 1)
-
-    def held(self, name: str) -> bool:
-        return name in self._locks

@@ -49,6 +49,15 @@ class FileRow(msgspec.Struct, frozen=True):
         return not self.deleted and now_ms < self.expires_at_ms
 
 
+class PutRow(msgspec.Struct, frozen=True):
+    """What was sent to a presigned URL."""
+
+    file: FileId
+    organization: OrganizationId
+    object: str
+    bytes: int
+
+
 class PlacedClaim(msgspec.Struct, frozen=True):
     """A claim and when the broker appended it."""
 
@@ -99,6 +108,10 @@ class ReadModel:
         self._reader.close()
         self._tables.close()
         os.close(self._lock)
+
+    def catch_up(self) -> None:
+        """`barrier` for a thread; raises KafkaFailed."""
+        self._follower.wait_caught_up(BARRIER_TIMEOUT_S)
 
     @property
     def failure(self) -> BaseException | None:
@@ -152,6 +165,11 @@ class ReadModel:
     def file(self, file: str) -> FileRow | None:
         row = self._one(_FILE + "WHERE id = ?", file)
         return None if row is None else _file_row(row)
+
+    def put(self, file: str) -> PutRow | None:
+        """The one use of a presigned URL."""
+        row = self._one("SELECT file, organization, object, bytes FROM puts WHERE file = ?", file)
+        return None if row is None else PutRow(FileId(row[0]), OrganizationId(row[1]), row[2], row[3])
 
     def files(
         self,

@@ -84,7 +84,7 @@ async def _serve(settings: Settings, listener: socket.socket, *, succeeds: bool)
     turn = Turn(Path(settings.data_dir) / "api" / f"intake-{number}.lock")
     intake = Intake(settings, blobs, _instance(settings, number))
     laying_out = False
-    sweeper = Sweeper(blobs, model.path)
+    sweeper = Sweeper(blobs, model.path, model.catch_up)
     server = Server(
         uvicorn.Config(
             app.build(parts, creation),

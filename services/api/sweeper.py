@@ -16,18 +16,22 @@ import re
 import sqlite3
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from services.api.readmodel import BATCHES_KEPT_MS
 from services.api.tables import connect, decode_state
-from services.api.uploads import parse_pending, ticket_expiry
+from services.api.uploads import Attempt, parse_pending, parse_put, ticket_expiry
 from streams.blobs import Blobs
+from streams.kafka.messages import KafkaFailed
 
 SWEEP_EVERY_S = 60.0
 LOOK_AROUND_EVERY = 60
 """Sweeps between two looks for objects that no fact names, which list whole prefixes."""
 AT_A_TIME = 500
 INPUT_KEPT_MS = 3_600_000
+GRACE_MS = 900_000
+"""Longer than registering an upload takes and the clocks of two machines differ."""
 ATTEMPT_KEPT_MS = 24 * 3_600_000
 
 _ATTEMPT = re.compile(r"batches/(batch_[0-9a-f]+)/(?:input|rejected)-([0-9a-f]{12})[0-9a-f]{16}\.jsonl")
@@ -36,7 +40,15 @@ log = logging.getLogger("openrelay.api")
 
 
 class Sweeper:
-    def __init__(self, blobs: Blobs, tables: Path, every_s: float = SWEEP_EVERY_S) -> None:
+    def __init__(
+        self,
+        blobs: Blobs,
+        tables: Path,
+        catch_up: Callable[[], None],
+        every_s: float = SWEEP_EVERY_S,
+    ) -> None:
+        """`catch_up` returns when everything said so far is in the tables, and raises when it cannot tell."""
+        self._catch_up = catch_up
         self._blobs = blobs
         self._tables = tables
         self._every_s = every_s
@@ -58,12 +70,17 @@ class Sweeper:
             connection.execute("INSERT OR IGNORE INTO swept VALUES (?)", (name,))
 
     def look_around(self, connection: sqlite3.Connection, now_ms: int) -> None:
-        """Remove what no fact names and is too old to be named any more."""
+        """Remove what no fact names and is too old to be named any more: after catching up, none will."""
+        self._catch_up()
         for name in self._blobs.list("pending/"):
             pending = parse_pending(name)
-            if pending is not None and pending.expires * 1000 < now_ms:
+            if pending is not None and _over_since(pending.expires, now_ms):
                 if not _known_file(connection, pending.file):
                     self._blobs.delete(f"uploads/{pending.file}")
+                self._blobs.delete(name)
+        for name in self._blobs.list("puts/"):
+            put = parse_put(name)
+            if put is not None and _over_since(put.expires, now_ms) and not _is_file(connection, put):
                 self._blobs.delete(name)
         for name in self._blobs.list("tickets/"):
             if ticket_expiry(name) * 1000 < now_ms:
@@ -86,6 +103,8 @@ class Sweeper:
                 self.sweep(connection, now_ms)
                 if turn % LOOK_AROUND_EVERY == 0:
                     self.look_around(connection, now_ms)
+            except KafkaFailed as error:
+                log.warning("not looking around: %s", error)
             except Exception:
                 # Storage out of reach: nothing depends on sweeping now rather than later.
                 log.exception("sweep failed")
@@ -102,6 +121,16 @@ def _over(connection: sqlite3.Connection, now_ms: int) -> list[str]:
         (now_ms, now_ms - INPUT_KEPT_MS, AT_A_TIME),
     )
     return [name for (name,) in rows]
+
+
+def _over_since(expires: int, now_ms: int) -> bool:
+    """Whether an upload has been over for so long that nobody is just making a file of it."""
+    return expires * 1000 + GRACE_MS < now_ms
+
+
+def _is_file(connection: sqlite3.Connection, put: Attempt) -> bool:
+    row = connection.execute("SELECT object FROM files WHERE id = ?", (put.file,)).fetchone()
+    return row is not None and row[0] == put.name
 
 
 def _known_file(connection: sqlite3.Connection, file: str) -> bool:

@@ -23,6 +23,7 @@ from schemas.facts import (
     Enqueued,
     FileDeleted,
     FileFact,
+    FilePut,
     FileReleased,
     FileStored,
     FileUsed,
@@ -36,7 +37,7 @@ from streams.core import deletion
 from streams.core.lifecycle import BatchState, advance, fold
 from streams.kafka.messages import Message
 
-FORM = "2"
+FORM = "3"
 """Changes whenever the tables or their meaning do."""
 
 MAX_AGE_S = 5 * 24 * 3600
@@ -64,6 +65,9 @@ CREATE TABLE files (
   created_at_ms INTEGER NOT NULL, expires_at_ms INTEGER NOT NULL, object TEXT NOT NULL) WITHOUT ROWID;
 CREATE INDEX files_listed ON files (organization, created_at_ms, id);
 CREATE INDEX files_expiring ON files (expires_at_ms);
+CREATE TABLE puts (
+  file TEXT PRIMARY KEY, organization TEXT NOT NULL, object TEXT NOT NULL, bytes INTEGER NOT NULL)
+  WITHOUT ROWID;
 CREATE TABLE deleted (id TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE uses (
   file TEXT, attempt TEXT, offset INTEGER NOT NULL, at_ms INTEGER NOT NULL, batch TEXT NOT NULL,
@@ -185,6 +189,11 @@ class Tables:
     def _file_fact(self, fact: FileFact, message: Message) -> None:
         at_ms, execute = message.timestamp_ms, self._connection.execute
         match fact:
+            case FilePut():
+                execute(
+                    "INSERT OR IGNORE INTO puts VALUES (?, ?, ?, ?)",
+                    (fact.file, fact.organization, fact.object, fact.bytes),
+                )
             case FileStored():
                 expires = at_ms + fact.ttl_s * 1000
                 self._add_file(

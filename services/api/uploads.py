@@ -1,15 +1,25 @@
 """From bytes on the wire to a file that exists.
 
- 1. The bytes go to `pending/<file>.<owner>.<size>.<expiry>`, counted and looked at as they come. Dying here
-    leaves nothing: an object appears whole or not at all.
+A multipart upload, or the records of a create:
+
+ 1. The bytes go to `pending/<file>.<expiry>`, counted and looked at as they come. Dying here leaves nothing:
+    an object appears whole or not at all.
  2. `uploads/<file>` is made from it. Dying here leaves two objects nobody knows; the sweeper removes them
     once the expiry in the pending name has passed.
  3. The fact `stored` is acknowledged: the file exists.
  4. The pending object goes. Dying before leaves it to the sweeper.
 
-A multipart upload does all four at once. With a presigned URL, PUT does the first and `complete` the rest;
-`complete` may be repeated, since a file that exists is simply shown again. An empty object below `tickets/`
-says for how long and for whom a URL is out.
+With a presigned URL, where an empty object below `tickets/` says for how long and for whom the URL is out:
+
+ 1. Each PUT writes an object of its own, `puts/<file>.<attempt>.<expiry>`. Dying here leaves the URL unused.
+ 2. It appends the fact `put`. The first by offset is the URL's one use, whichever instances the PUTs went to;
+    all others are told 409, and what they wrote goes. Dying here leaves the URL used: the file can be
+    completed, though nobody told the client so.
+ 3. `complete` looks at the object of that PUT and appends `stored`, which names it; nothing is copied. So it
+    may be repeated, and run on several instances at once: of several `stored` the first holds, and all name
+    the same object. A refusal takes nothing away either, and is the same each time.
+
+The sweeper removes objects of PUTs that no file names once the expiry in their name has passed.
 """
 
 from __future__ import annotations
@@ -25,12 +35,12 @@ from collections.abc import AsyncIterator, Iterator
 import msgspec
 
 from schemas import ids, topics
-from schemas.facts import FileStored
+from schemas.facts import FilePut, FileStored
 from schemas.ids import FileId, OrganizationId
 from schemas.settings import Limits
 from services.api import refusals
 from services.api.locks import Locks
-from services.api.readmodel import FileRow
+from services.api.readmodel import FileRow, PutRow
 from services.api.refusals import Refusal
 from services.api.threads import StorageThreads
 from services.api.writing import FactWriter
@@ -39,20 +49,30 @@ from streams.blobs import Blobs, Writer
 from streams.core.validate import Lines, UnsupportedEncoding
 
 BLOCK_BYTES = 1024 * 1024
-FILE_ID = re.compile(r"file-[0-9a-f]{32}")
 
 
 class Pending(msgspec.Struct, frozen=True):
-    """An object that is not yet a file. `bytes` is the size that was announced, 0 when none was."""
+    """An object that is not yet a file."""
 
     file: FileId
-    owner: str
-    bytes: int
     expires: int
 
     @property
     def name(self) -> str:
-        return f"pending/{self.file}.{self.owner}.{self.bytes}.{self.expires}"
+        return f"pending/{self.file}.{self.expires}"
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """One PUT to a presigned URL, and the object it writes."""
+
+    file: FileId
+    id: str
+    expires: int
+    """Unix seconds: afterwards the upload cannot be completed any more."""
+
+    @property
+    def name(self) -> str:
+        return f"puts/{self.file}.{self.id}.{self.expires}"
 
 
 class Uploads:
@@ -63,7 +83,7 @@ class Uploads:
         self._limits = limits
         self._running = 0
         self.locks = Locks()
-        """By file id: one PUT and one complete of a file at a time."""
+        """By file id: one complete at a time, so that a file is not looked at twice at once."""
 
     @contextlib.contextmanager
     def slot(self) -> Iterator[None]:
@@ -103,10 +123,6 @@ class Uploads:
         finally:
             await asyncio.shield(self._threads.run(sink.close))
 
-    async def pending(self, file: FileId) -> list[Pending]:
-        names = await self._threads.run(self._blobs.list, f"pending/{file}.")
-        return [found for name in names if (found := parse_pending(name)) is not None]
-
     async def announce(self, file: FileId, organization: OrganizationId, expires: int) -> None:
         """Remember whose a presigned upload is, so that `complete` tells early from foreign."""
         await self._threads.run(self._blobs.put, f"tickets/{file}.{owner_of(organization)}.{expires}", b"")
@@ -115,41 +131,51 @@ class Uploads:
         owner = owner_of(organization)
         return bool(await self._threads.run(self._blobs.list, f"tickets/{file}.{owner}."))
 
-    async def check(self, pending: Pending) -> None:
+    async def use(self, attempt: Attempt, organization: OrganizationId, size: int) -> None:
+        """Say that the object of this attempt is whole. Who was first only the log can tell."""
+        fact = FilePut(file=attempt.file, organization=organization, object=attempt.name, bytes=size)
+        await self._facts.append(
+            topics.FILES, f"{attempt.file}:put:{attempt.id}", msgspec.json.encode(fact), 0
+        )
+
+    async def check(self, put: PutRow) -> None:
         """Look at an object that was PUT as an upload is looked at while it comes in."""
-        await self._threads.run(self._check, pending)
+        await self._threads.run(self._check, put)
+
+    async def complete(self, put: PutRow, ttl_s: int) -> None:
+        """Make an object that was PUT a file, unless it is one already."""
+        await self._store(put.file, put.organization, put.object, put.bytes, ttl_s)
 
     async def register(self, name: str, file: FileId, organization: OrganizationId, ttl_s: int) -> FileRow:
         """Make a pending object a file."""
         target = f"uploads/{file}"
         await self._threads.run(self._blobs.copy, name, target)
         size = await self._threads.run(self._blobs.size, target)
-        fact = FileStored(file=file, organization=organization, object=target, bytes=size, ttl_s=ttl_s)
+        stored_at_ms = await self._store(file, organization, target, size, ttl_s)
+        await self._threads.run(self._blobs.delete, name)
+        expires_at_ms = stored_at_ms + ttl_s * 1000
+        return FileRow(file, organization, "batch", size, stored_at_ms, expires_at_ms, target, False)
+
+    async def discard(self, name: str) -> None:
+        await self._threads.run(self._blobs.delete, name)
+
+    async def _store(
+        self, file: FileId, organization: OrganizationId, name: str, size: int, ttl_s: int
+    ) -> int:
+        """Append `stored`; when the broker did."""
+        fact = FileStored(file=file, organization=organization, object=name, bytes=size, ttl_s=ttl_s)
         delivery = await self._facts.append(
             topics.FILES, f"{file}:stored:{secrets.token_hex(8)}", msgspec.json.encode(fact), 0
         )
         metrics.API_UPLOADS.inc()
         metrics.API_UPLOAD_BYTES.inc(size)
-        await self._threads.run(self._blobs.delete, name)
-        return FileRow(
-            file,
-            organization,
-            fact.purpose,
-            size,
-            delivery.timestamp_ms,
-            delivery.timestamp_ms + ttl_s * 1000,
-            target,
-            False,
-        )
+        return delivery.timestamp_ms
 
-    async def discard(self, name: str) -> None:
-        await self._threads.run(self._blobs.delete, name)
-
-    def _check(self, pending: Pending) -> None:
-        if self._blobs.size(pending.name) != pending.bytes:
-            raise refusals.invalid(f"The stored object has not the {pending.bytes} bytes announced.")
+    def _check(self, put: PutRow) -> None:
+        if self._blobs.size(put.object) != put.bytes:
+            raise refusals.invalid(f"The stored object has not the {put.bytes} bytes announced.")
         counter = RecordCounter(self._limits)
-        for piece in self._blobs.stream(pending.name):
+        for piece in self._blobs.stream(put.object):
             counter.feed(piece)
         counter.end()
 
@@ -224,8 +250,13 @@ def owner_of(organization: OrganizationId) -> str:
 
 
 def parse_pending(name: str) -> Pending | None:
-    match = re.fullmatch(r"pending/(file-[0-9a-f]{32})\.([0-9a-f]{16})\.([0-9]+)\.([0-9]+)", name)
-    return match and Pending(FileId(match[1]), match[2], int(match[3]), int(match[4]))
+    match = re.fullmatch(r"pending/(file-[0-9a-f]{32})\.([0-9]+)", name)
+    return match and Pending(FileId(match[1]), int(match[2]))
+
+
+def parse_put(name: str) -> Attempt | None:
+    match = re.fullmatch(r"puts/(file-[0-9a-f]{32})\.([0-9a-f]+)\.([0-9]+)", name)
+    return match and Attempt(FileId(match[1]), match[2], int(match[3]))
 
 
 def ticket_expiry(name: str) -> int:

@@ -15,6 +15,7 @@ from schemas.facts import (
     Ended,
     FileDeleted,
     FileFact,
+    FilePut,
     FileStored,
     ResultFile,
     Settled,
@@ -24,10 +25,10 @@ from schemas.facts import Cause as Why
 from schemas.ids import BatchId, FileId, OrganizationId, output_file_id
 from schemas.money import UsageTotals
 from services.api.readmodel import BATCHES_KEPT_MS
-from services.api.sweeper import ATTEMPT_KEPT_MS, INPUT_KEPT_MS, Sweeper
+from services.api.sweeper import ATTEMPT_KEPT_MS, GRACE_MS, INPUT_KEPT_MS, Sweeper
 from services.api.tables import Tables, connect
 from streams.blobs.local import LocalBlobs
-from streams.kafka.messages import Message
+from streams.kafka.messages import KafkaFailed, Message
 from tests.support import facts
 from tests.support.pipeline import until
 
@@ -43,7 +44,7 @@ class World:
         self.blobs = LocalBlobs(str(directory / "blobs"))
         self.tables = Tables(directory / "x.sqlite", "cluster")
         self.reader = connect(directory / "x.sqlite")
-        self.sweeper = Sweeper(self.blobs, directory / "x.sqlite")
+        self.sweeper = Sweeper(self.blobs, directory / "x.sqlite", lambda: None)
         self._offset = 0
 
     def batch(self, fact: BatchFact, at_ms: int) -> None:
@@ -177,14 +178,14 @@ def test_attempts_that_came_to_nothing(world: World) -> None:
 
 
 def test_uploads_that_never_became_files(world: World) -> None:
-    past, future = NOW_MS // 1000 - 1, NOW_MS // 1000 + 1
+    past, late, future = NOW_MS // 1000 - GRACE_MS // 1000 - 1, NOW_MS // 1000 - 1, NOW_MS // 1000 + 1
     owner = "0" * 16
     world.put(
-        f"pending/{file_id(1)}.{owner}.0.{past}",
+        f"pending/{file_id(1)}.{past}",
         f"uploads/{file_id(1)}",
-        f"pending/{file_id(2)}.{owner}.0.{past}",
+        f"pending/{file_id(2)}.{past}",
         f"uploads/{file_id(2)}",
-        f"pending/{file_id(3)}.{owner}.7.{future}",
+        f"pending/{file_id(3)}.{late}",
         f"uploads/{file_id(3)}",
         f"tickets/{file_id(4)}.{owner}.{past}",
         f"tickets/{file_id(5)}.{owner}.{future}",
@@ -193,15 +194,39 @@ def test_uploads_that_never_became_files(world: World) -> None:
         FileStored(file=file_id(2), organization=ACME, object=f"uploads/{file_id(2)}", bytes=1), NOW_MS
     )
     assert world.sweep() == [
-        f"pending/{file_id(3)}.{owner}.7.{future}",
+        f"pending/{file_id(3)}.{late}",
         f"tickets/{file_id(5)}.{owner}.{future}",
         f"uploads/{file_id(2)}",
         f"uploads/{file_id(3)}",
     ]
 
 
+def test_what_was_put_and_never_completed(world: World) -> None:
+    past, late = NOW_MS // 1000 - GRACE_MS // 1000 - 1, NOW_MS // 1000 - 1
+    first, second, third = f"puts/{file_id(1)}.0a.{past}", f"puts/{file_id(1)}.0b.{past}", file_id(2)
+    world.put(first, second, f"puts/{third}.0c.{past}", f"puts/{file_id(3)}.0d.{late}")
+    for name in (first, second):
+        world.file(FilePut(file=file_id(1), organization=ACME, object=name, bytes=1), NOW_MS)
+    world.file(FileStored(file=file_id(1), organization=ACME, object=first, bytes=1), NOW_MS)
+    assert world.sweep() == [first, f"puts/{file_id(3)}.0d.{late}"]
+    world.file(FileDeleted(file=file_id(1), organization=ACME), NOW_MS)
+    assert world.sweep() == [f"puts/{file_id(3)}.0d.{late}"]
+
+
+def test_nothing_is_looked_for_while_the_tables_may_be_behind(world: World, tmp_path: Path) -> None:
+    """What a fact not yet read names would look as if nobody named it."""
+
+    def behind() -> None:
+        raise KafkaFailed("the broker does not answer")
+
+    world.put(f"puts/{file_id(1)}.0a.5")
+    with pytest.raises(KafkaFailed):
+        Sweeper(world.blobs, tmp_path / "x.sqlite", behind).look_around(world.reader, NOW_MS)
+    assert world.blobs.list("") == [f"puts/{file_id(1)}.0a.5"]
+
+
 def test_it_runs_and_stops(world: World, tmp_path: Path) -> None:
-    sweeper = Sweeper(world.blobs, tmp_path / "x.sqlite", every_s=0.01)
+    sweeper = Sweeper(world.blobs, tmp_path / "x.sqlite", lambda: None, every_s=0.01)
     world.put(f"tickets/{file_id(4)}.{'0' * 16}.5")
     sweeper.start()
     until(lambda: world.blobs.list("") == [], 60, "a sweep")

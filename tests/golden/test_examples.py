@@ -21,6 +21,7 @@ from schemas.facts import (
     Enqueued,
     FileDeleted,
     FileFact,
+    FilePut,
     FileReleased,
     FileStored,
     FileUsed,
@@ -140,6 +141,10 @@ EXAMPLES: dict[str, tuple[Any, Any]] = {
     ),
     "files.stored": (FileFact, FileStored(file=FILE, organization=ORG, object=f"uploads/{FILE}", bytes=412)),
     "files.deleted": (FileFact, FileDeleted(file=FILE, organization=ORG, seen=17)),
+    "files.put": (
+        FileFact,
+        FilePut(file=FILE, organization=ORG, object=f"puts/{FILE}.0011223344556677.1795975200", bytes=412),
+    ),
     "files.used": (FileFact, FileUsed(file=FILE, batch=BATCH, attempt="018f00112233445566778899aabb")),
     "files.released": (FileFact, FileReleased(file=FILE, attempt="018f00112233445566778899aabb")),
     "keys.issued": (
