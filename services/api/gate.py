@@ -23,6 +23,7 @@ from services.api.counting import count_request
 from services.api.incoming import BodyTooSlow
 from services.api.principals import Principals, presented_key
 from services.api.refusals import Refusal
+from streams.blobs.port import is_full
 from streams.kafka.messages import KafkaFailed
 
 log = logging.getLogger("openrelay.api")
@@ -151,6 +152,9 @@ def _refusal(error: Exception, request_id: str) -> Refusal:
             return refusals.not_found()
         case KafkaFailed():
             log.warning("%s: %s", request_id, error)
+            return refusals.unavailable()
+        case OSError() if is_full(error):
+            log.error("%s: the storage is full, free some space: %s", request_id, error)
             return refusals.unavailable()
     log.error("%s failed", request_id, exc_info=error)
     return Refusal(500, "Something went wrong here; it was logged.", code="internal_error")

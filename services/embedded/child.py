@@ -6,7 +6,9 @@ A role whose socket is the supervisor's can be replaced: another process serves 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -34,6 +36,8 @@ TAIL_LINES = 15
 SLOW_TAIL_LINES = 3
 TAIL_CHARACTERS = 65_536
 PORT_POLL_S = 0.02
+LEAST_FREE_BYTES = 1024 * 1024
+"""With less, a log that is empty is so because nothing could be written."""
 
 
 class StartFailed(Exception):
@@ -46,6 +50,18 @@ def restart_delay_s(quick_deaths: int, killed: bool) -> float:
     if quick_deaths <= forgiven:
         return 0.0
     return min(MAX_DELAY_S, 0.5 * 2.0 ** (quick_deaths - forgiven - 1))
+
+
+def end_of(log: Path, lines: int = TAIL_LINES) -> str:
+    """The last lines of a log; of one that says nothing, why."""
+    text = log.read_text("utf-8", "replace")[-TAIL_CHARACTERS:] if log.exists() else ""
+    if text.strip():
+        return "\n".join(text.splitlines()[-lines:])
+    if shutil.disk_usage(log.parent).free < LEAST_FREE_BYTES:
+        return (
+            f"{os.strerror(errno.ENOSPC)}: the disk of {log.parent} is full; free some space and start again"
+        )
+    return ""
 
 
 class _Running:
@@ -257,8 +273,7 @@ class Child:
 
     def _tail(self, lines: int = TAIL_LINES) -> str:
         """The end of its log."""
-        text = self.log.read_text("utf-8", "replace")[-TAIL_CHARACTERS:]
-        return "\n".join(text.splitlines()[-lines:])
+        return end_of(self.log, lines)
 
     def _explanation(self, otherwise: str) -> str:
         if self.role.explain is None:

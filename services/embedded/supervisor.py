@@ -28,7 +28,7 @@ import msgspec
 from schemas.settings import Settings
 from services import process
 from services.embedded import broker
-from services.embedded.child import SLOW_S, Child, StartFailed
+from services.embedded.child import SLOW_S, Child, StartFailed, end_of
 from services.embedded.connection import connection, publish
 from services.embedded.jars import BrokerMissing
 from services.embedded.plan import LISTED, STOP_ORDER, Role, foundations, openrelay, stages
@@ -173,7 +173,8 @@ class Supervisor:
             slow.cancel()
             child.kill()
         if child.returncode != 0:
-            raise StartFailed(f"topics and tables could not be made:\n{log.read_text('utf-8', 'replace')}")
+            why = end_of(log) or f"the process ended with status {child.returncode} and said nothing"
+            raise StartFailed(f"topics and tables could not be made:\n{why}")
 
     def _add(self, role: Role) -> Child:
         listener = self._listeners.get(role.name)

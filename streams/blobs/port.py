@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -9,8 +10,16 @@ from typing import Protocol
 CHUNK_BYTES = 1024 * 1024
 
 
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
 class BlobMissing(Exception):
     """No object has this name."""
+
+
+def is_full(error: OSError) -> bool:
+    """Whether writing failed for want of space, which the operator has to make; it may be tried again."""
+    return error.errno in _FULL
 
 
 class Writer(Protocol):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 from typing import Any
 
 import httpx
@@ -48,6 +50,20 @@ async def test_a_handler_that_fails(caplog: pytest.LogCaptureFixture) -> None:
     assert answer.status_code == 500
     assert error(answer)["type"] == "server_error"
     assert "secret-detail" not in answer.text
+    assert answer.headers["x-request-id"] in caplog.text
+
+
+@pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EDQUOT])
+async def test_storage_that_is_full(reason: int, caplog: pytest.LogCaptureFixture) -> None:
+    async def full(scope: Any, receive: Receive, send: Send) -> None:
+        raise OSError(reason, os.strerror(reason))
+
+    with caplog.at_level(logging.ERROR):
+        answer = await ask(full)
+    assert answer.status_code == 503
+    assert error(answer)["code"] == "unavailable"
+    assert 0 < int(answer.headers["retry-after"]) <= 60
+    assert "the storage is full" in caplog.text
     assert answer.headers["x-request-id"] in caplog.text
 
 
