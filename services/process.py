@@ -124,7 +124,7 @@ def spawn(
                 cwd=cwd,
                 pass_fds=inherited if listener is None else [*inherited, listener.fileno()],
                 start_new_session=True,  # an interrupt at the terminal reaches the supervisor alone
-                preexec_fn=_die_with(os.getpid()),
+                preexec_fn=dies_with(os.getpid()),
             )
     except BaseException:
         if reading is not None:
@@ -136,7 +136,9 @@ def spawn(
     return child, reading
 
 
-def _die_with(parent: int) -> Callable[[], None]:
+def dies_with(parent: int) -> Callable[[], None]:
+    """What a child does before its program, so as to die with this process; see the module."""
+
     def between_fork_and_exec() -> None:
         if _prctl is not None:
             _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

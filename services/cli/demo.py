@@ -35,7 +35,7 @@ from services.cli.demo_input import ENDPOINT, write_input
 from services.cli.outcome import read_batch
 from services.cli.output import money
 from services.embedded.ports import free_port
-from services.process import spawn
+from services.process import dies_with, spawn
 from streams.core.pricing import price
 
 MODEL = "openrelay/gpt-oss-120b"
@@ -196,7 +196,13 @@ def _orl(connection: dict[str, Any], words: list[str]) -> subprocess.CompletedPr
         "OPENRELAY_BASE_URL": connection["base_url"],
     }
     command = [sys.executable, "-P", "-m", "services.cli.orl", *words]
-    return subprocess.run(command, env=_environment() | variables, stdout=subprocess.PIPE, check=False)
+    return subprocess.run(
+        command,
+        env=_environment() | variables,
+        stdout=subprocess.PIPE,
+        check=False,
+        preexec_fn=dies_with(os.getpid()),
+    )
 
 
 def _check_counts(batch: Batch, good: int, broken: int) -> None:

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from services import process
+from services.embedded import broker
 from services.embedded import child as children
 from services.embedded.child import MAX_DELAY_S, Child, StartFailed, restart_delay_s
 from services.embedded.plan import Role
@@ -39,6 +40,19 @@ def test_even_kills_from_outside_are_not_answered_at_once_for_ever() -> None:
 def role(directory: Path, program: str) -> Child:
     (directory / "run").mkdir()
     return Child(Role("thing", "thing", (sys.executable, "-c", program)), directory, os.environ, lambda: None)
+
+
+def test_a_log_that_could_not_be_written_is_spoken_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "thing.log"
+    log.touch()
+    assert children.end_of(log) == ""
+    monkeypatch.setattr(children, "LEAST_FREE_BYTES", 1 << 80)
+    assert "the disk of" in children.end_of(log)
+    assert broker.explain(children.end_of(log)).endswith("the disk is full; free some space and start again")
+    log.write_text("one\ntwo\n")
+    assert children.end_of(log, 1) == "two"
 
 
 async def test_a_start_that_takes_long_is_explained(
