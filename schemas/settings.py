@@ -74,9 +74,14 @@ class Limits(Strict, frozen=True, kw_only=True):
     presign_ttl_s: int = 900
     file_ttl_s: int = 2_592_000
     max_waiting_records: int = 5_000_000
-    """Per organization: accepted records of batches that have not ended."""
+    """Per organization: accepted records of batches that have not ended.
+
+    Creates that meet in the same instant on several API instances may exceed it, each instance by no more
+    than its own creates under way: at most to the limit times the instances."""
     max_concurrent_uploads: int = 32
-    """Uploads and large creates at once in one API process, whose memory and threads they take; else 429."""
+    """Uploads and large creates at once in one API process, whose memory and threads they take; else 429.
+
+    One organization alone gets at most two thirds of them."""
     stuck_after_s: float = 600
     """A record that is neither settled nor in flight for this long is reported as stuck."""
 

@@ -50,7 +50,8 @@ class BatchRoutes:
         try:
             length = declared_length(request)
             large = length is None or length > SMALL_BODY_BYTES
-            with self._parts.uploads.slot() if large else contextlib.nullcontext():
+            slots = self._parts.uploads.slots
+            with slots.take(principal.organization) if large else contextlib.nullcontext():
                 await self._receive(request, spool)
             opened = await self._open(spool)
             order = orders.read(opened.fields, opened.items, limits.file_ttl_s)

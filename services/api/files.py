@@ -49,7 +49,7 @@ class FileRoutes:
         uploads = self._parts.uploads
         file = uploads.new_file()
         name = Pending(file, expiry(PENDING_TTL_S)).name
-        with uploads.slot():
+        with uploads.slots.take(principal.organization):
 
             async def file_pieces() -> AsyncIterator[bytes]:
                 body = pieces(request, limits.max_file_bytes + OVERHEAD_BYTES, too_large)
@@ -129,7 +129,7 @@ class FileRoutes:
         if model.put(ticket.file) is not None:
             raise _used()
         attempt = Attempt(ticket.file, secrets.token_hex(8), ticket.expires + PENDING_TTL_S)
-        with uploads.slot():
+        with uploads.slots.take(ticket.organization):
             body = pieces(request, ticket.bytes, _wrong_size(ticket))
             await uploads.receive(attempt.name, body, ticket.bytes, None)
         await uploads.use(attempt, ticket.organization, ticket.bytes)

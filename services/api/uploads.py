@@ -30,7 +30,7 @@ import hashlib
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import msgspec
 
@@ -42,6 +42,7 @@ from services.api import refusals
 from services.api.locks import Locks
 from services.api.readmodel import FileRow, PutRow
 from services.api.refusals import Refusal
+from services.api.slots import Slots
 from services.api.threads import StorageThreads
 from services.api.writing import FactWriter
 from streams import metrics
@@ -81,20 +82,9 @@ class Uploads:
         self._threads = threads
         self._facts = facts
         self._limits = limits
-        self._running = 0
+        self.slots = Slots(limits.max_concurrent_uploads)
         self.locks = Locks()
         """By file id: one complete at a time, so that a file is not looked at twice at once."""
-
-    @contextlib.contextmanager
-    def slot(self) -> Iterator[None]:
-        """One of the places for bodies under way; 429 when all are taken."""
-        if self._running >= self._limits.max_concurrent_uploads:
-            raise Refusal(429, "Too many uploads are running; try again shortly.", code="too_many_uploads")
-        self._running += 1
-        try:
-            yield
-        finally:
-            self._running -= 1
 
     def new_file(self) -> FileId:
         return ids.file_id(secrets.token_bytes(ids.ENTROPY_BYTES))
