@@ -180,7 +180,7 @@ def _reported() -> Iterator[None]:
     except ClickHouseError as error:
         raise CannotStart(f"ClickHouse: {str(error).splitlines()[0]}") from error
     except KafkaFailed as error:
-        raise CannotStart(f"Kafka: {error}") from error
+        raise CannotStart(f"Kafka does not answer; does it run where the settings say? {error}") from error
 
 
 def _minute(at_ms: int | None) -> str:
