@@ -75,26 +75,43 @@ def scan(body: Buffer, max_items: int) -> Envelope:
 
 
 def line(item: bytes, endpoint: str) -> bytes:
-    """The line of an input file for one item; `method` and `url` are added where they are left out.
+    """The line of an input file for one item; `method` and `url` are added where they are left out or null.
 
     Line ends inside an item become tabs, which are white space between its parts as they are and, as they
-    are, not allowed in a string: what was not JSON before is not JSON after.
+    are, not allowed in a string: what was not JSON before is not JSON after. What is no object gets a space
+    in front, so that no item is taken for the byte order mark of the whole file.
     """
     text = item.replace(b"\n", b"\t")
+    if not text.startswith(b"{"):
+        return b" " + text
     try:
         shape = _shape.decode(text)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return text
-    added = {}
-    if isinstance(shape.method, UnsetType):
-        added["method"] = "POST"
-    if isinstance(shape.url, UnsetType):
-        added["url"] = endpoint
+    defaults = {"method": "POST", "url": endpoint}
+    given = {"method": shape.method, "url": shape.url}
+    nulls = {name: defaults[name] for name, value in given.items() if value == msgspec.Raw(b"null")}
+    if nulls:
+        text = _instead_of_nulls(text, nulls)
+    added = {name: defaults[name] for name, value in given.items() if isinstance(value, UnsetType)}
     if not added:
         return text
     rest = text[1:]
     comma = b"" if rest.lstrip(_SPACE).startswith(b"}") else b","
     return json.dumps(added, separators=(",", ":")).encode()[:-1] + comma + rest
+
+
+def _instead_of_nulls(text: bytes, values: dict[str, str]) -> bytes:
+    """The object with these values for members that are null; every other byte stays."""
+    parts, copied = [], 0
+    try:
+        for key, start, end in _Scanner(text, len(text)).members():
+            if key in values and text[start:end].strip(_SPACE) == b"null":
+                parts += [text[copied:start], json.dumps(values[key]).encode()]
+                copied = end
+    except NotJson:  # msgspec takes a key twice, which makes it no record anyway
+        return text
+    return b"".join(parts) + text[copied:]
 
 
 class _Scanner:

@@ -62,7 +62,7 @@ def test_rejected_records_name_their_position(client: httpx.Client) -> None:
         b'{"custom_id":"a","body":{"model":"m"}}',
         b'{"custom_id":"c","method":"GET","body":{"model":"m"}}',
         b'{"custom_id":"d","custom_id":"d","body":{"model":"m"}}',
-        b'{"custom_id":"e","method":null,"body":{"model":"m"}}',
+        b'{"custom_id":"e","method":null,"method":null,"body":{"model":"m"}}',
         b"{}",
         b"null",
         b'{"custom_id":"f","body":{"model":"m","x":"\\ud800"}}',
@@ -81,7 +81,7 @@ def test_rejected_records_name_their_position(client: httpx.Client) -> None:
         (4, "duplicate_custom_id"),
         (5, "invalid_method"),
         (6, "invalid_json"),
-        (7, "invalid_method"),
+        (7, "invalid_json"),
         (8, "invalid_custom_id"),
         (9, "invalid_record"),
         (10, "invalid_json"),
@@ -91,6 +91,36 @@ def test_rejected_records_name_their_position(client: httpx.Client) -> None:
         (14, "invalid_json"),
         (16, "invalid_json"),
     ]
+
+
+@pytest.mark.parametrize("pad", [0, 100_000])
+@pytest.mark.parametrize(
+    "item",
+    [b"\xff\xfe", b"\xfe\xff", b"\xff\xfe{\x00}\x00", b'\xef\xbb\xbf{"custom_id":"a","body":{"model":"m"}}'],
+)
+def test_byte_order_marks_concern_their_record_alone(client: httpx.Client, item: bytes, pad: int) -> None:
+    good = json.dumps({"custom_id": "b", "body": {"model": "m", "pad": "x" * pad}}).encode()
+    answer = post_raw(client, b"[" + item + b"," + good + b"]")
+    assert answer.status_code == 200, answer.text
+    assert [(each["line"], each["code"]) for each in answer.json()["errors"]["data"]] == [(1, "invalid_json")]
+    again = create(client, input_file_id=answer.json()["input_file_id"])
+    assert again["errors"] == answer.json()["errors"]
+
+
+def test_null_is_left_out(client: httpx.Client) -> None:
+    items = [
+        b'{"custom_id":"a" , "method" : null ,"body":{"model":"m","method":null,"url": null}}',
+        b'{"url":null,"custom_id":"b","method":"POST","body":{"model":"m"},"requests":[null, null]}',
+        b'{"custom_id":"c","body":{"model":"m"},"m\\u0065thod":null,"url":null}',
+    ]
+    answer = post_raw(client, b"[" + b",".join(items) + b"]")
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["errors"] is None
+    content = client.get(f"/v1/files/{answer.json()['input_file_id']}/content").content
+    first, second, third = map(json.loads, content.splitlines())
+    assert {(each["method"], each["url"]) for each in (first, second, third)} == {("POST", CHAT)}
+    assert b'"body":{"model":"m","method":null,"url": null}}' in content
+    assert second["requests"] == [None, None]
 
 
 @pytest.mark.parametrize(
