@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import Any
+import re
+import time
+from datetime import UTC
+from email.utils import parsedate_to_datetime
 
 import aiohttp
 
@@ -23,7 +26,9 @@ PROBE_TIMEOUT_S = 5.0
 MAX_METRICS_BYTES = 4 * 1024 * 1024
 KEEP_ALIVE_S = 3.0
 """Shorter than servers keep idle connections (uvicorn 5 s), so that we do not send into one just closed."""
+MAX_RETRY_AFTER_S = 3_600.0
 
+_SECONDS = re.compile(r"[0-9]+(\.[0-9]*)?", re.ASCII)
 _HEADERS = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
 
 
@@ -74,7 +79,9 @@ class OpenAIClient:
                     response.status,
                     answer,
                     response.headers.get("x-request-id"),
-                    _retry_after(response.headers.get("Retry-After")),
+                    retry_after_s(
+                        response.headers.get("Retry-After"), response.headers.get("Date"), time.time()
+                    ),
                 )
         except TimeoutError as error:
             if isinstance(error, aiohttp.ConnectionTimeoutError):
@@ -152,10 +159,27 @@ async def _read_capped(response: aiohttp.ClientResponse) -> bytes | None:
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def _retry_after(value: Any) -> float | None:
-    """Seconds; the date form and nonsense count as absent."""
-    try:
-        seconds = float(value)
-    except (TypeError, ValueError):
+def retry_after_s(value: str | None, date: str | None, now_s: float) -> float | None:
+    """How long a server asks us to wait, by its headers Retry-After and Date; None when it says nothing.
+
+    A date counts from the server's own, which its clock has in common with it. Longer than MAX_RETRY_AFTER_S
+    is no answer about load any more; it is asked again then.
+    """
+    if value is None:
         return None
-    return seconds if 0 <= seconds < 86_400 else None
+    if _SECONDS.fullmatch(value.strip()):
+        return min(float(value), MAX_RETRY_AFTER_S)
+    until_s = _http_date(value)
+    if until_s is None:
+        return None
+    said_s = None if date is None else _http_date(date)
+    return max(0.0, min(until_s - (now_s if said_s is None else said_s), MAX_RETRY_AFTER_S))
+
+
+def _http_date(text: str) -> float | None:
+    """Unix seconds."""
+    try:
+        date = parsedate_to_datetime(text)
+        return (date if date.tzinfo is not None else date.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None
