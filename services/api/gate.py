@@ -147,7 +147,7 @@ def _refusal(error: Exception, request_id: str) -> Refusal:
         case Refusal():
             return error
         case HTTPException(status_code=405):
-            return Refusal(405, "This method is not available here.", headers=error.headers)
+            return refusals.method_not_allowed(error.headers)
         case HTTPException():
             return refusals.not_found()
         case KafkaFailed():

@@ -61,7 +61,10 @@ async def pieces(request: Request, limit: int, refusal: Refusal) -> AsyncIterato
 
 async def small_body(request: Request) -> bytes:
     refusal = Refusal(
-        413, f"The body is larger than {SMALL_BODY_BYTES:,} bytes.", headers={"connection": "close"}
+        413,
+        f"The body is larger than {SMALL_BODY_BYTES:,} bytes.",
+        code="file_too_large",
+        headers={"connection": "close"},
     )
     return b"".join([piece async for piece in pieces(request, SMALL_BODY_BYTES, refusal)])
 

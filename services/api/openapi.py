@@ -26,7 +26,11 @@ def description(version: str) -> Json:
     _, components = msgspec.json.schema_components(_STRUCTS, ref_template=_REF)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "OpenRelay Batch, inference host", "version": version},
+        "info": {
+            "title": "OpenRelay Batch, inference host",
+            "version": version,
+            "description": "Other methods than the ones described are answered 405, with Allow.",
+        },
         "security": [{"bearer": []}, {"header": []}],
         "paths": _paths(),
         "components": {
@@ -49,12 +53,14 @@ def _paths() -> Json:
             "get": _operation("getModel", "One model", ModelObject, [_in_path("model")], 404)
         },
         "/v1/files": {
-            "post": _operation("createFile", "Upload an input file", File, [], *_BODY, 429, body=_UPLOAD),
-            "get": _operation("listFiles", "Files, newest first", FileList, _FILE_PAGES, 400, 404),
+            "post": _operation(
+                "createFile", "Upload an input file", File, [], 404, *_BODY, 429, body=_UPLOAD
+            ),
+            "get": _operation("listFiles", "Files, newest first", FileList, _FILE_PAGES, 404),
         },
         "/v1/files/presign": {
             "post": _operation(
-                "presignFile", "A URL to PUT one file to", Presigned, [], 400, 413, 415, body=_json(_PRESIGN)
+                "presignFile", "A URL to PUT one file to", Presigned, [], 404, *_BODY, body=_json(_PRESIGN)
             )
         },
         "/v1/uploads/{file}": {
@@ -64,7 +70,6 @@ def _paths() -> Json:
                     "Send the file a URL was signed for",
                     None,
                     [file, *_SIGNED],
-                    400,
                     403,
                     409,
                     411,
@@ -75,7 +80,7 @@ def _paths() -> Json:
             )
         },
         "/v1/files/{file}/complete": {
-            "post": _operation("completeFile", "Make the file that was PUT exist", File, [file], 400, 404)
+            "post": _operation("completeFile", "Make the file that was PUT exist", File, [file], 404)
         },
         "/v1/files/{file}/content": {
             "get": _operation("getFileContent", "The bytes of a file", bytes, [file], 404, 416)
@@ -90,10 +95,10 @@ def _paths() -> Json:
                 "Create a batch from a file or from records sent along",
                 Batch,
                 [_IDEMPOTENCY_KEY],
-                *(400, 404, 409, 413, 415, 429),
+                *(404, 409, *_BODY, 429),
                 body=_json(_ORDER),
             ),
-            "get": _operation("listBatches", "Batches, newest first", BatchList, _BATCH_PAGES, 400, 404),
+            "get": _operation("listBatches", "Batches, newest first", BatchList, _BATCH_PAGES, 404),
         },
         "/v1/batches/{batch}": {"get": _operation("getBatch", "One batch", Batch, [batch], 404)},
         "/v1/batches/{batch}/cancel": {
@@ -120,7 +125,7 @@ def _operation(
     answers = {"200": good}
     if answer is bytes:
         answers["206"] = good | {"description": "The range asked for"}
-    for status in (401, 408, *refusals, 503):
+    for status in sorted({401, 503, *_OF_ANY_REQUEST, *refusals}):
         answers[str(status)] = {
             "description": "Refused",
             "content": _json({"$ref": _REF.format(name="ErrorBody")}),
@@ -135,7 +140,8 @@ def _operation(
 
 def _open(operation: Json) -> Json:
     """An operation that needs no key."""
-    return operation | {"security": []}
+    answers = {status: each for status, each in operation["responses"].items() if status != "401"}
+    return operation | {"security": [], "responses": answers}
 
 
 def _json(schema: Json) -> Json:
@@ -154,7 +160,9 @@ def _integer(least: int, most: int, **more: Any) -> Json:
     return {"type": "integer", "minimum": least, "maximum": most} | more
 
 
-_BODY = (400, 413, 415)
+_OF_ANY_REQUEST = (400, 408, 431)
+"""What is not HTTP, comes too slowly, or has too large headers."""
+_BODY = (413, 415)
 _TTL = _integer(3_600, 2_592_000)
 _FILE_PAGES = [
     _in_query("limit", **_integer(1, 10_000, default=10_000)),

@@ -69,6 +69,11 @@ def not_found() -> Refusal:
     return Refusal(404, "There is nothing here under this id or path.", code="not_found")
 
 
+def method_not_allowed(headers: Mapping[str, str] | None) -> Refusal:
+    """`headers` has Allow."""
+    return Refusal(405, "This method is not available here.", headers=headers)
+
+
 def too_large(limit: int) -> Refusal:
     return Refusal(
         413,

@@ -24,7 +24,7 @@ from starlette.routing import Route
 
 from schemas.settings import Settings
 from services.api.principals import Principals
-from services.api.refusals import Refusal, not_found, unavailable
+from services.api.refusals import Refusal, method_not_allowed, not_found, unavailable
 from services.control import prices, sampling, usage
 from services.control.board import Board
 from services.control.callers import browser_of, caller_of, operator_of, whose_batches, whose_usage
@@ -39,7 +39,15 @@ from streams import metrics as catalogue
 from streams.kafka.admin import Admin
 from streams.kafka.messages import KafkaFailed
 
-INFERENCE_ROUTES = ("/v1/files", "/v1/batches", "/v1/chat", "/v1/completions", "/v1/models")
+INFERENCE_ROUTES = (
+    "/v1/files",
+    "/v1/uploads",
+    "/v1/batches",
+    "/v1/chat",
+    "/v1/completions",
+    "/v1/models",
+)
+OPEN_PATHS = frozenset({"/health", "/metrics", "/openapi.json"})
 
 log = logging.getLogger("openrelay.control")
 
@@ -124,7 +132,7 @@ def application(settings: Settings, principals: Principals, board: Board) -> Sta
         return Route(path, _answered(handler), methods=["GET"])
 
     async def absent(request: Request, error: Exception) -> Response:
-        return await _answered(_absent(principals))(request)
+        return await _answered(_absent(principals, error))(request)
 
     return Starlette(
         routes=[
@@ -154,10 +162,15 @@ def _answered(handler: Handler) -> Handler:
     return answered
 
 
-def _absent(principals: Principals) -> Handler:
+def _absent(principals: Principals, error: Exception) -> Handler:
+    """404, or 405 for another method of a route; 401 before either, but where no key is looked at."""
+
     async def absent(request: Request) -> Response:
-        if not request.url.path.startswith(INFERENCE_ROUTES):
+        path = request.url.path
+        if not path.startswith(INFERENCE_ROUTES) and path not in OPEN_PATHS:
             caller_of(request, principals)
+        if isinstance(error, HTTPException) and error.status_code == 405:
+            raise method_not_allowed(error.headers)
         raise not_found()
 
     return absent

@@ -61,18 +61,20 @@ def description() -> Json:
     _, components = msgspec.json.schema_components(_STRUCTS, ref_template=_REF)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "OpenRelay Batch, control host", "version": _release()},
+        "info": {
+            "title": "OpenRelay Batch, control host",
+            "version": _release(),
+            "description": "Other methods than the ones described are answered 405, with Allow.",
+        },
         "security": [{"bearer": []}, {"header": []}],
         "paths": {
-            "/": {"get": _get("dashboard", "The dashboard, for browsers", "text/html") | _BASIC},
+            "/": {"get": _get("dashboard", "The dashboard, for browsers", "text/html", 401) | _BASIC},
             "/health": {"get": _get("health", "Whether this process serves", "text/plain") | _OPEN},
             "/metrics": {
                 "get": _get("metrics", "Metrics of every process, for Prometheus", "text/plain") | _OPEN
             },
             "/openapi.json": {"get": _get("describe", "This document", "application/json") | _OPEN},
-            "/v1/usage": {
-                "get": _list("getUsage", "Usage and cost by group", UsageList, 400, 404, 503, **_USAGE)
-            },
+            "/v1/usage": {"get": _list("getUsage", "Usage and cost by group", UsageList, 404, 503, **_USAGE)},
             "/v1/prices": {"get": _list("getPrices", "What a new batch pays", PriceList)},
             "/v1/lag": {
                 "get": _list("getLag", "Records that wait, by consumer group and topic", LagList, 503)
@@ -90,6 +92,8 @@ def description() -> Json:
     }
 
 
+_OF_ANY_REQUEST = (400, 408, 431)
+"""What is not HTTP, comes too slowly, or has too large headers."""
 _OPEN: Json = {"security": []}
 _BASIC: Json = {"security": [{"bearer": []}, {"header": []}, {"browser": []}]}
 
@@ -102,17 +106,17 @@ def _release() -> str:
         return "0"
 
 
-def _get(name: str, summary: str, media: str) -> Json:
+def _get(name: str, summary: str, media: str, *refusals: int) -> Json:
     answers: Json = {"200": {"description": summary, "content": {media: {}}}}
+    for status in sorted((*_OF_ANY_REQUEST, *refusals)):
+        content = {"application/json": _reference(ErrorBody)}
+        answers[str(status)] = {"description": "Refused", "content": content}
     return {"operationId": name, "summary": summary, "responses": answers}
 
 
 def _list(name: str, summary: str, kind: type, *refusals: int, **parameters: Json) -> Json:
-    operation = _get(name, summary, "application/json")
+    operation = _get(name, summary, "application/json", 401, *refusals)
     operation["responses"]["200"]["content"]["application/json"] = _reference(kind)
-    for status in (401, *refusals):
-        content = {"application/json": _reference(ErrorBody)}
-        operation["responses"][str(status)] = {"description": "Refused", "content": content}
     if parameters:
         operation["parameters"] = [
             {"name": parameter, "in": "query", "schema": schema} for parameter, schema in parameters.items()

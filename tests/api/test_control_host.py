@@ -217,9 +217,16 @@ async def test_no_good_key_is_the_same_401_before_any_404(
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/files", "/v1/batches", "/v1/files/file-1/content", "/v1/chat/completions"]
+    "path",
+    [
+        "/v1/files",
+        "/v1/batches",
+        "/v1/files/file-1/content",
+        "/v1/uploads/file-1?key=x",
+        "/v1/chat/completions",
+    ],
 )
-@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])
 async def test_inference_routes_are_404_before_any_key(
     http: httpx.AsyncClient, path: str, method: str
 ) -> None:
@@ -230,7 +237,22 @@ async def test_inference_routes_are_404_before_any_key(
 
 async def test_unknown_routes_and_methods_with_a_key(http: httpx.AsyncClient) -> None:
     assert (await http.get("/v1/anything", headers=_bearer(API_KEY))).status_code == 404
-    assert (await http.post("/v1/usage", headers=_bearer(API_KEY))).status_code in (404, 405)
+    for path in ("/", "/v1/usage", "/v1/prices", "/v1/lag", "/v1/keys"):
+        assert (await http.post(path)).status_code == 401
+        answer = await http.post(path, headers=_bearer(API_KEY))
+        assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+    for path in ("/health", "/metrics", "/openapi.json"):
+        assert (await http.post(path)).status_code == 405
+
+
+@pytest.mark.parametrize("name", ["batch", "organization"])
+@pytest.mark.parametrize(
+    "value", ["%00", "%5C", "%09x%0A", "%27", "{x:String}", "%F0%9F%98%80", "x" * 50_000]
+)
+async def test_strange_names_have_no_usage(http: httpx.AsyncClient, name: str, value: str) -> None:
+    answer = await http.get(f"/v1/usage?{name}={value}", headers=_bearer(FINANCE_KEY))
+    assert (answer.status_code, answer.json().get("data")) == (200, []), answer.text
 
 
 async def test_lag_and_metrics(http: httpx.AsyncClient) -> None:
@@ -293,6 +315,8 @@ async def test_the_description_says_what_is_there(settings: Settings, http: http
     assert set(document["paths"]) == {route.path for route in routes if isinstance(route, Route)}
     for path, operations in document["paths"].items():
         described = operations["get"]["responses"]
+        assert {"400", "408", "431"} <= set(described)
+        assert str((await http.get(path)).status_code) in described
         answer = await http.get(path, headers=_bearer(OPERATOR_KEY))
         assert str(answer.status_code) in described
         content = described["200"]["content"]
@@ -322,8 +346,8 @@ async def test_the_dashboard_asks_browsers_for_a_key(http: httpx.AsyncClient) ->
 async def test_the_dashboard_shows_a_caller_its_own_batches(http: httpx.AsyncClient, board: Board) -> None:
     board.apply(
         [
-            facts.message(facts.created("batch_mine", ORGANIZATION)),
-            facts.message(facts.created("batch_<script>alert(1)</script>", "org_other")),
+            facts.message(facts.created("batch_mine", organization=ORGANIZATION)),
+            facts.message(facts.created("batch_<script>alert(1)</script>", organization="org_other")),
         ]
     )
     everybody = await http.get("/", headers=_bearer(OPERATOR_KEY))

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import pytest
 
-from tests.api.host import Host
+from tests.api.host import IDLE, Host
 from tests.api.test_access import ROUTES
+
+
+@pytest.fixture
+def idle(host: Host) -> Iterator[httpx.Client]:
+    with host.client(IDLE) as client:
+        yield client
 
 
 def test_it_is_served_to_anyone(host: Host) -> None:
@@ -36,6 +44,21 @@ def test_paths_are_those_of_the_router(host: Host, client: httpx.Client) -> None
         assert answer.status_code not in (405, 500), (method, path)
         if "{" not in path:
             assert answer.status_code != 404, (method, path)
+
+
+def test_what_may_be_answered_is_described(host: Host, idle: httpx.Client) -> None:
+    """Without a key, and to a caller who has no batches."""
+    paths = httpx.get(f"{host.url}/openapi.json", trust_env=False).json()["paths"]
+    for path, operations in paths.items():
+        for method, operation in operations.items():
+            url = host.url + re.sub(r"{\w+}", "x", path)
+            answers = httpx.request(method, url, trust_env=False), idle.request(method, url)
+            for answer in answers:
+                assert str(answer.status_code) in operation["responses"], (method, path, answer.status_code)
+            assert {"400", "408", "431"} <= set(operation["responses"])
+            assert ("401" in operation["responses"]) == ("security" not in operation)
+            wrong = httpx.options(url, trust_env=False)
+            assert wrong.status_code == (405 if "security" in operation else 401)
 
 
 def test_objects_have_the_described_fields(host: Host, client: httpx.Client) -> None:

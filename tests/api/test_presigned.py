@@ -103,6 +103,11 @@ def test_sizes_over_the_limit(client: httpx.Client, size: int) -> None:
     assert error(answer)["code"] == "file_too_large"
 
 
+def test_a_body_too_large(client: httpx.Client) -> None:
+    answer = client.post("/v1/files/presign", json={"bytes": 5, "filename": "x" * 70_000})
+    assert (answer.status_code, error(answer)["code"]) == (413, "file_too_large")
+
+
 @pytest.mark.parametrize(
     "body",
     [b"", b"[]", b"x", b'{"bytes":1,"bytes":2}', b'{"bytes":1,"x":2}', b'{"bytes":1,"filename":3}'],
