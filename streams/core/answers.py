@@ -8,10 +8,14 @@ from typing import Any, NamedTuple, TypeGuard
 import msgspec
 
 from schemas.money import Usage
+from streams.core import strictjson
 
 MAX_TOKENS = 1 << 40
 MAX_TEXT_BYTES = 64 * 1024
 """Of an error body that is not JSON, this much text is kept."""
+MAX_DEPTH = 500
+"""Of an answer's nesting. How deep a reader gets depends on its own stack, and of what we accept every stage
+and the customer are readers; the usual limit is 1,000 levels together with the stack."""
 
 _STRING_OR_SPACE = re.compile(rb'"(?:[^"\\]|\\.)*"|[ \t\r\n]+', re.DOTALL)
 
@@ -35,9 +39,9 @@ class Unusable(NamedTuple):
 def read(body: bytes, endpoint: str) -> Answer | Unusable:
     """Check an answer with status 2xx to a call of `endpoint`."""
     try:
-        parsed = _decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return Unusable(f"not JSON: {str(error).removeprefix('JSON is malformed: ')}")
+        parsed = _parse(body)
+    except _Unreadable as error:
+        return Unusable(str(error))
     if not isinstance(parsed, dict):
         return Unusable("not a JSON object")
     choices = parsed.get("choices")
@@ -91,10 +95,29 @@ def error_body(body: bytes) -> bytes:
     if not body:
         return b"null"
     try:
-        _decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        _parse(body)
+    except _Unreadable:
         return msgspec.json.encode(body[:MAX_TEXT_BYTES].decode("utf-8", errors="replace"))
     return compact(body)
+
+
+class _Unreadable(ValueError):
+    """Why the bytes are no JSON, or none that everybody who has to can read."""
+
+
+def _parse(body: bytes) -> Any:
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and strictjson.depth(body) > MAX_DEPTH:
+        raise _Unreadable(f"it is nested more than {MAX_DEPTH} levels deep")
+    try:
+        return _decode(body)
+    except msgspec.ValidationError:
+        # A number larger than this decoder takes.
+        try:
+            return strictjson.parse(body)
+        except strictjson.NotJson as error:
+            raise _Unreadable(f"it {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _Unreadable(f"not JSON: {str(error).removeprefix('JSON is malformed: ')}") from None
 
 
 def _keep_string(match: re.Match[bytes]) -> bytes:

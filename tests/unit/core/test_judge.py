@@ -130,6 +130,44 @@ def test_unusable_answers_are_failed_attempts(body: str) -> None:
     assert record.code == "invalid_model_response"
 
 
+def answer(extra: str, usage: str = '{"prompt_tokens":3,"completion_tokens":2}') -> str:
+    return f'{{"choices":[{{"message":{{"content":"x"}}}}],"usage":{usage},"extra":{extra}}}'
+
+
+@pytest.mark.parametrize("deep", [501, 985, 10_000, 100_000])
+def test_answers_nested_too_deeply_are_said_to_be(deep: int) -> None:
+    record = decide(reply(200, answer("[" * deep + "]" * deep)), attempts=4).record
+    assert record == CodedFailure(
+        "invalid_model_response",
+        "the model's answer could not be used: it is nested more than 500 levels deep",
+    )
+
+
+@pytest.mark.parametrize(
+    "extra", ["1e400", "-1e400", "9" * 5_000, "[" * 499 + "]" * 499, '"' + "[" * 5_000 + '"']
+)
+def test_answers_may_hold_what_their_customers_can_read(extra: str) -> None:
+    record = decide(reply(200, answer(extra))).record
+    assert isinstance(record, Succeeded)
+    assert record.answer.usage is not None
+    assert answers.error_body(f'{{"error":{extra}}}'.encode()) == f'{{"error":{extra}}}'.encode()
+
+
+def test_a_large_number_does_not_hide_what_is_wrong_elsewhere() -> None:
+    for wrong in ("NaN", '"\\ud800"', "[", '{"a":1,"a":2}'):
+        record = decide(reply(200, answer(f"[1e400,{wrong}]")), attempts=4).record
+        assert isinstance(record, CodedFailure), wrong
+        assert record.message.startswith("the model's answer could not be used: it "), record.message
+
+
+@pytest.mark.parametrize("count", ["1e400", "-1e400", "9" * 5_000, "9" * 30])
+def test_numbers_of_any_size_in_usage_bill_nothing(count: str) -> None:
+    record = decide(reply(200, answer("0", f'{{"prompt_tokens":{count},"completion_tokens":2}}'))).record
+    assert isinstance(record, Succeeded)
+    assert record.answer.usage is None
+    assert len(record.answer.unmetered) < 120
+
+
 def test_a_good_answer() -> None:
     server, record = decide(reply(200, GOOD))
     assert server is Server.GOOD
