@@ -123,15 +123,32 @@ def with_model(data: bytes, model: str) -> bytes:
     return data
 
 
+def with_model_said(data: bytes, name: str, model: str) -> bytes:
+    """The body of a refusal, JSON or text, which says `model` where it speaks of a model of that name.
+
+    That is the value of any member `model`, and the name in quotes, as servers put it in their sentences. A
+    name that stands there bare may be any word.
+    """
+    said, meant = json.dumps(name)[1:-1].encode(), json.dumps(model)[1:-1].encode()
+    return re.sub(
+        rb'(?P<before>"model"\s*:\s*"|(?P<quote>[`\']|\\"))'
+        + re.escape(said)
+        + rb'(?=(?(quote)(?P=quote)|"))',
+        lambda match: match["before"] + meant,
+        data,
+    )
+
+
 def with_appended(data: bytes, name: str, items: Iterable[bytes]) -> bytes | None:
     """The bytes of an object with `items` at the end of its list `name`; None when it has no such list."""
     for member in members(data):
         if member.key == name and data[member.value : member.value + 1] == b"[":
             closing = member.end - 1
             empty = _skip(data, member.value + 1) == closing
-            added = b",".join(items)
-            comma = b"" if empty or not added else b","
-            return data[:closing] + comma + added + data[closing:]
+            parts = [data[:closing]]
+            for item in items:
+                parts += [b"" if empty and len(parts) == 1 else b",", item]
+            return b"".join([*parts, data[closing:]])
     return None
 
 

@@ -57,10 +57,15 @@ def body_for(endpoint: Endpoint, body: bytes) -> bytes:
 
 def named(end: End, endpoint: Endpoint, model: str) -> End:
     """The end of a call with the model's name as the customer wrote it."""
-    if endpoint.remote_model is None or not isinstance(end, Succeeded) or "model" not in end.answer.parsed:
+    if endpoint.remote_model is None:
         return end
-    reply = end.reply._replace(body=bodies.with_model(end.reply.body, model))
-    return Succeeded(reply, end.answer)
+    match end:
+        case Succeeded(reply, answer) if "model" in answer.parsed:
+            return Succeeded(reply._replace(body=bodies.with_model(reply.body, model)), answer)
+        case HttpFailure(reply):
+            said = bodies.with_model_said(reply.body, endpoint.remote_model, model)
+            return HttpFailure(reply._replace(body=said))
+    return end
 
 
 async def result_of(work: Work, end: End, store: BodyStore) -> Answered | Failed:
