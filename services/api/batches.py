@@ -53,7 +53,7 @@ class BatchRoutes:
             slots = self._parts.uploads.slots
             with slots.take(principal.organization) if large else contextlib.nullcontext():
                 await self._receive(request, spool)
-            opened = await self._open(spool)
+            opened = await self._open(principal, spool)
             order = orders.read(opened.fields, opened.items, limits.file_ttl_s)
             if order.input_file_id is not None and not ids.is_file_id(order.input_file_id):
                 # Nobody can know it, so it goes into no fact.
@@ -112,10 +112,11 @@ class BatchRoutes:
             await spool.add(piece)
         await spool.end()
 
-    async def _open(self, spool: Spool) -> Opened:
+    async def _open(self, principal: Principal, spool: Spool) -> Opened:
         most = self._parts.settings.limits.max_records
         if spool.small is None:
-            return await self._parts.validation.open(Open(most), await spool.descriptor())
+            body = await spool.descriptor()
+            return await self._parts.validation.open(principal.organization, Open(most), body)
         try:
             envelope = inline.scan(spool.small, most)
         except NotJson as error:

@@ -152,7 +152,7 @@ class Creation:
         settings, threads = self._parts.settings, self._parts.threads
         if source.file is None:
             job = LayOut(attempt.pending, order.endpoint, source.items)
-            await self._parts.validation.lay_out(job, await source.body.descriptor())
+            await self._parts.validation.lay_out(principal.organization, job, await source.body.descriptor())
             name = attempt.pending
         else:
             name = self._usable(principal, source.file)
@@ -162,6 +162,7 @@ class Creation:
             # Deleted between the look and the copy.
             raise refusals.not_found() from None
         verdict = await self._parts.validation.check(
+            principal.organization,
             Check(
                 input_object=attempt.input,
                 rejected_object=attempt.rejected,
@@ -170,7 +171,7 @@ class Creation:
                 workflows_enabled="workflows" in principal.features,
                 egress=settings.egress,
                 limits=settings.limits,
-            )
+            ),
         )
         if verdict.total == 0:
             raise refusals.invalid("The file holds no record.", "input_file_id", "empty_file")

@@ -13,11 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import services
+from schemas.ids import OrganizationId
 from schemas.settings import Storage
 from services.api import checker, refusals
 from services.api.checker import Fault, Job, Outcome, Reply
 from services.api.checking import Check, LayOut, Open, Opened, Verdict, Written
 from services.api.refusals import Refusal
+from services.api.turns import Turns
 from streams import metrics
 
 WORKERS = 2
@@ -32,33 +34,34 @@ class WorkerDied(Exception):
 
 
 class Validation:
-    """Jobs beyond the number of workers wait their turn. A worker is started by its first job."""
+    """Jobs beyond the number of workers wait, organizations in turn. A worker is started by its first job."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
+        self._turns = Turns(WORKERS)
         self._threads = ThreadPoolExecutor(WORKERS, thread_name_prefix="validation")
         self._local = threading.local()
         self._workers: set[_Worker] = set()
 
-    async def open(self, job: Open, body_fd: int) -> Opened:
+    async def open(self, organization: OrganizationId, job: Open, body_fd: int) -> Opened:
         """Take the body in this file apart."""
-        outcome = await self._run(job, body_fd, job.max_records)
+        outcome = await self._run(organization, job, body_fd, job.max_records)
         assert isinstance(outcome, Opened)
         return outcome
 
-    async def check(self, job: Check) -> Verdict:
+    async def check(self, organization: OrganizationId, job: Check) -> Verdict:
         """Judge every record; refuses what cannot be an input at all."""
         with metrics.API_VALIDATION_SECONDS.time():
-            outcome = await self._run(job, None, job.limits.max_records)
+            outcome = await self._run(organization, job, None, job.limits.max_records)
         assert isinstance(outcome, Verdict)
         metrics.API_VALIDATED_RECORDS.labels("rejected").inc(outcome.rejected)
         metrics.API_VALIDATED_RECORDS.labels("accepted").inc(outcome.total - outcome.rejected)
         metrics.API_VALIDATED_BYTES.inc(outcome.bytes)
         return outcome
 
-    async def lay_out(self, job: LayOut, body_fd: int) -> None:
+    async def lay_out(self, organization: OrganizationId, job: LayOut, body_fd: int) -> None:
         """Write the records of the body in this file as an input file."""
-        outcome = await self._run(job, body_fd, len(job.items))
+        outcome = await self._run(organization, job, body_fd, len(job.items))
         assert isinstance(outcome, Written)
 
     def close(self) -> None:
@@ -66,11 +69,14 @@ class Validation:
             worker.end()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    async def _run(self, work: Open | LayOut | Check, body_fd: int | None, most: int) -> Outcome:
+    async def _run(
+        self, organization: OrganizationId, work: Open | LayOut | Check, body_fd: int | None, most: int
+    ) -> Outcome:
         message = checker.encode(Job(self._storage, work))
         loop = asyncio.get_running_loop()
         try:
-            outcome = await loop.run_in_executor(self._threads, self._call, message, body_fd)
+            async with self._turns.take(organization):
+                outcome = await loop.run_in_executor(self._threads, self._call, message, body_fd)
         except WorkerDied as error:
             log.error("%s", error)
             raise refusals.unavailable() from error

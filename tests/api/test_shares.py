@@ -13,7 +13,7 @@ import pytest
 
 from schemas.settings import Limits
 from tests.api.conftest import api_settings
-from tests.api.host import ACME, RIVAL, Host, error, jsonl, order, record, upload
+from tests.api.host import ACME, CHAT, RIVAL, Host, error, jsonl, order, record, stored, upload
 from tests.support.broker import EmbeddedBroker
 from tests.support.pipeline import until
 
@@ -67,3 +67,26 @@ def test_slow_uploads_leave_places_to_others(shared: Host) -> None:
             go_on.set()
         assert {each.result().status_code for each in running} == {200}
         assert upload(acme, content).status_code == 200
+
+
+def test_checks_of_one_do_not_all_come_before_those_of_another(shared: Host) -> None:
+    keys = b",".join(b'"%d":0' % number for number in range(600_000))
+    heavy = b'{"custom_id":"a","method":"POST","url":"%s","body":{"model":"m","x":{%s}}}\n' % (
+        CHAT.encode(),
+        keys,
+    )
+    waiting = 8
+    root = Path(shared.settings.storage.url.removeprefix("file://"))
+
+    def inputs() -> int:
+        return len(list((root / "batches").glob("*/input-*")))
+
+    with ThreadPoolExecutor(waiting) as threads, shared.client(ACME) as acme, shared.client(RIVAL) as rival:
+        file, light = stored(acme, heavy), stored(rival)
+        before = inputs()
+        orders = [order(input_file_id=file, metadata={"number": str(each)}) for each in range(waiting)]
+        running = [threads.submit(acme.post, "/v1/batches", json=each) for each in orders]
+        until(lambda: inputs() >= before + waiting, 20, "all wait to be checked")
+        assert rival.post("/v1/batches", json=order(input_file_id=light)).status_code == 200
+        assert sum(each.done() for each in running) < waiting - 2
+        assert {each.result().status_code for each in running} == {200}
