@@ -1,17 +1,18 @@
 """The multipart body of an upload, part by part, holding none of the file.
 
-The parser sees every byte as it arrives; what belongs to the file goes on to the caller at once, the short
+Every byte is looked at as it arrives; what belongs to the file goes on to the caller at once, the short
 fields are kept. Parts may come in any order. A body that ends before its closing boundary, has parts we do
-not know, or has one twice is refused.
+not know, or has one twice is refused. What RFC 2046 allows and hardly anybody sends is taken: text before the
+first boundary and after the last, blanks behind a boundary, header lines that are folded.
 """
 
 from __future__ import annotations
 
-import logging
+import re
 from collections.abc import Iterator
+from enum import Enum
 
-from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
+from python_multipart.multipart import parse_options_header
 
 from services.api import refusals
 from services.api.refusals import Refusal
@@ -25,8 +26,20 @@ MAX_PREAMBLE_BYTES = 64 * 1024
 OVERHEAD_BYTES = 256 * 1024
 """What a body may be larger than its file: boundaries, headers, short fields."""
 
-# It logs what it refuses, byte by byte, at warning level; the refusal itself says it all.
-logging.getLogger("python_multipart").setLevel(logging.ERROR)
+MAX_BOUNDARY_BYTES = 256
+"""The standard has 70."""
+
+_FOLD = re.compile(rb"\r\n[ \t]+")
+_HEADER = re.compile(rb"([!-9;-~]+)[ \t]*:[ \t]*([^\r\n]*)")
+_AFTER_BOUNDARY = re.compile(rb"--|[ \t]{0,255}\r\n")
+_PERHAPS_AFTER_BOUNDARY = re.compile(rb"-?|[ \t]{0,255}\r?")
+
+
+class _In(Enum):
+    PREAMBLE = "preamble"
+    HEADERS = "headers"
+    DATA = "data"
+    EPILOGUE = "epilogue"
 
 
 class UploadForm:
@@ -39,80 +52,98 @@ class UploadForm:
             raise refusals.invalid(
                 "Send the file as multipart/form-data with the parts purpose and file.", "file"
             )
-        try:
-            self._parser = MultipartParser(
-                boundary,
-                {
-                    "on_part_begin": self._part_begin,
-                    "on_part_data": self._part_data,
-                    "on_part_end": self._part_end,
-                    "on_header_field": self._header_field,
-                    "on_header_value": self._header_value,
-                    "on_header_end": self._header_end,
-                    "on_headers_finished": self._headers_finished,
-                    "on_end": self._end,
-                },
-                max_header_size=MAX_HEADER_BYTES,
-            )
-        except FormParserError:
-            raise _malformed() from None
+        if len(boundary) > MAX_BOUNDARY_BYTES:
+            raise _malformed()
+        self._delimiter = b"\r\n--" + boundary
         self.fields: dict[str, str] = {}
         self.has_file = False
         self._name: str | None = None
         self._value = bytearray()
-        self._header: tuple[bytearray, bytearray] = (bytearray(), bytearray())
-        self._headers: dict[bytes, bytes] = {}
-        self._file_pieces: list[bytes] = []
         self._before_parts = 0
-        self._started = False
-        self._ended = False
+        self._place = _In.PREAMBLE
+        self._rest = b"\r\n"
+        """What has come and cannot be told yet; the first boundary needs no line end of the body's own."""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """The pieces of the file that this piece of the body holds."""
-        if not self._started:
-            self._before_parts += len(data)
-            if self._before_parts > MAX_PREAMBLE_BYTES + len(data):
-                raise _malformed()
-        try:
-            self._parser.write(data)
-        except FormParserError:
-            raise _malformed() from None
-        pieces, self._file_pieces = self._file_pieces, []
-        yield from pieces
+        self._rest += data
+        while self._place is not _In.EPILOGUE:
+            if self._place is _In.HEADERS:
+                if not self._take_headers():
+                    return
+                continue
+            content, complete = self._take_content()
+            if self._place is _In.PREAMBLE:
+                self._before_parts += len(content)
+                if self._before_parts > MAX_PREAMBLE_BYTES:
+                    raise _malformed()
+            elif self._name == "file":
+                if content:
+                    yield content
+            else:
+                self._value += content
+                if len(self._value) > MAX_FIELD_BYTES:
+                    raise refusals.invalid(f"The part {self._name} is too long.", self._name)
+            if not complete:
+                return
+            if self._place is _In.DATA:
+                self._part_end()
+            self._place = _In.EPILOGUE if self._rest.startswith(b"--") else _In.HEADERS
+            self._rest = self._rest.lstrip(b" \t")
+        self._rest = b""
 
     def end(self) -> None:
         """The body is over; raises unless it was whole and had what an upload needs."""
-        if not self._ended:
+        if self._place is not _In.EPILOGUE:
             raise refusals.invalid("The multipart body ended before its closing boundary.", "file")
         if not self.has_file:
             raise refusals.invalid("The part file is missing.", "file", "missing_required_parameter")
         if "purpose" not in self.fields:
             raise refusals.invalid("The part purpose is missing.", "purpose", "missing_required_parameter")
 
-    def _part_begin(self) -> None:
-        self._started = True
-        self._headers = {}
+    def _take_content(self) -> tuple[bytes, bool]:
+        """What comes before the next boundary, as far as it is there, and whether the boundary is.
 
-    def _header_field(self, data: bytes, start: int, end: int) -> None:
-        self._header[0].extend(data[start:end])
+        Then the rest begins behind it, with `--` or the end of its line.
+        """
+        rest, start = self._rest, 0
+        while (at := rest.find(self._delimiter, start)) >= 0:
+            after = at + len(self._delimiter)
+            if _AFTER_BOUNDARY.match(rest, after):
+                self._rest = rest[after:]
+                return rest[:at], True
+            if _PERHAPS_AFTER_BOUNDARY.fullmatch(rest, after):
+                break
+            start = at + 1
+        if at < 0:
+            at = max(start, len(rest) - len(self._delimiter) + 1)
+        self._rest = rest[at:]
+        return rest[:at], False
 
-    def _header_value(self, data: bytes, start: int, end: int) -> None:
-        self._header[1].extend(data[start:end])
+    def _take_headers(self) -> bool:
+        """Whether the headers of a part, from the end of its boundary's line, are there in full."""
+        end = self._rest.find(b"\r\n\r\n")
+        if (len(self._rest) if end < 0 else end) > MAX_HEADER_BYTES:
+            raise _malformed()
+        if end < 0:
+            return False
+        lines = _FOLD.sub(b" ", self._rest[2:end]).split(b"\r\n") if end else []
+        self._rest = self._rest[end + 4 :]
+        headers = {}
+        for line in lines:
+            header = _HEADER.fullmatch(line)
+            if header is None:
+                raise _malformed()
+            headers[header[1].lower()] = header[2]
+        self._begin_part(headers)
+        self._place = _In.DATA
+        return True
 
-    def _header_end(self) -> None:
-        name, value = self._header
-        self._headers[bytes(name).lower()] = bytes(value)
-        self._header = (bytearray(), bytearray())
-
-    def _headers_finished(self) -> None:
-        disposition = self._headers.get(b"content-disposition", b"")
+    def _begin_part(self, headers: dict[bytes, bytes]) -> None:
+        disposition = headers.get(b"content-disposition", b"")
         _, options = parse_options_header(disposition)
         name = options.get(b"name", b"").decode("utf-8", "replace")
-        if self._headers.get(b"content-transfer-encoding", b"binary").lower() not in (
-            b"binary",
-            b"8bit",
-            b"7bit",
-        ):
+        if headers.get(b"content-transfer-encoding", b"binary").strip().lower() not in PLAIN_ENCODINGS:
             raise _malformed()
         if name == "file":
             if self.has_file:
@@ -126,23 +157,11 @@ class UploadForm:
             raise refusals.invalid(f"The part {name} is there twice.", name)
         self._name = name
 
-    def _part_data(self, data: bytes, start: int, end: int) -> None:
-        piece = data[start:end]
-        if self._name == "file":
-            self._file_pieces.append(piece)
-            return
-        self._value += piece
-        if len(self._value) > MAX_FIELD_BYTES:
-            raise refusals.invalid(f"The part {self._name} is too long.", self._name)
-
     def _part_end(self) -> None:
         if self._name is not None and self._name != "file":
             self.fields[self._name] = bytes(self._value).decode("utf-8", "replace")
         self._value = bytearray()
         self._name = None
-
-    def _end(self) -> None:
-        self._ended = True
 
 
 def _malformed() -> Refusal:

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from services.api.multipart import UploadForm
 from tests.api.host import Host, error, jsonl, record, upload
 
 LINE = jsonl([record("a")])
@@ -112,6 +113,40 @@ def test_file_names_do_not_matter(client: httpx.Client, name: str) -> None:
     assert content.headers["content-disposition"] == f'attachment; filename="{file["id"]}.jsonl"'
 
 
+def test_what_the_standard_allows_and_nobody_sends(client: httpx.Client) -> None:
+    plain = form(PURPOSE, FILE)
+    line = f"--{BOUNDARY}".encode()
+    for body in (
+        b"This is a message\r\nin several parts.\r\n" + plain,
+        b"\r\n" + plain,
+        f"not --{BOUNDARY}\r\n--{BOUNDARY}x\r\n".encode() + plain,
+        plain + b"and that was all\r\n" + line + b"\r\n",
+        plain.removesuffix(b"\r\n"),
+        plain.replace(line + b"\r\n", line + b" \t \r\n"),
+        plain.replace(line + b"--\r\n", line + b"--  \r\n"),
+        plain.replace(b"form-data; ", b"form-data;\r\n\t "),
+        plain.replace(b"Content-Disposition: ", b"X-Empty:\r\ncontent-disposition :\r\n  "),
+    ):
+        answer = post(client, body)
+        assert answer.status_code == 200, (body, answer.text)
+        assert client.get(f"/v1/files/{answer.json()['id']}/content").content == LINE
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 19, 1_000])
+def test_forms_are_the_same_in_any_pieces(size: int) -> None:
+    """Also where the file holds what is nearly a boundary."""
+    lookalikes = (
+        f"\r\n--{BOUNDARY}x\r\n--{BOUNDARY} -\r\n--{BOUNDARY}-\r\n-\r\n--x-bound\r\r\n\r\n--\n".encode()
+    )
+    content = LINE + lookalikes * 3
+    body = b"before\r\n" + form(PURPOSE, ('name="file"; filename="x"', content)) + b"after"
+    reading = UploadForm(f"multipart/form-data; boundary={BOUNDARY}")
+    pieces = [body[at : at + size] for at in range(0, len(body), size)]
+    assert b"".join(part for piece in pieces for part in reading.feed(piece)) == content
+    reading.end()
+    assert reading.fields == {"purpose": "batch"}
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -128,6 +163,9 @@ def test_file_names_do_not_matter(client: httpx.Client, name: str) -> None:
         (form(PURPOSE, FILE, ("x=y", b"x")), ""),
         (form(PURPOSE, FILE, closing=False), "file"),
         (form(PURPOSE, FILE)[:-40], "file"),
+        (form(PURPOSE, FILE).replace(b"Content-Disposition:", b"Content-Disposition"), "file"),
+        (form(PURPOSE, FILE).replace(b"Content-Disposition:", b"  : x\r\nContent-Disposition:"), "file"),
+        (b"x" * 70_000 + b"\r\n" + form(PURPOSE, FILE), "file"),
         (form(PURPOSE, FILE)[:100], "file"),
         (b"", "file"),
         (b"--", "file"),
