@@ -19,18 +19,19 @@ class EventStream:
         self._data: list[bytes] = []
         self._type = b""
         self._started = False
+        self._half = False
+        """The last byte was a CR: a LF now is the rest of that line's end."""
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """The data of the messages that this piece completes, in order."""
-        if self._rest and self._rest[-1].endswith(b"\r"):
-            chunk = self._rest.pop() + chunk
+        if self._half and chunk:
+            chunk = chunk.removeprefix(b"\n")
+            self._half = False
+        self._half = self._half or chunk.endswith(b"\r")
         if _LINE_END.search(chunk) is None:
             self._rest.append(chunk)
             return []
         lines = _LINE_END.split(b"".join([*self._rest, chunk]))
-        if chunk.endswith(b"\r"):
-            # Half of a line end, or a whole one: the next byte decides.
-            lines[-2:] = [lines[-2] + b"\r"]
         self._rest = [lines.pop()]
         messages = (self._line(line) for line in lines)
         return [message for message in messages if message]

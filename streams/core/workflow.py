@@ -12,7 +12,7 @@ end and of every step that is written down.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec import Raw
@@ -39,6 +39,9 @@ from streams.core.toolconfig import WorkflowConfig
 
 MAX_REQUEST_ID = 128
 """Characters; ids are part of usage rows and of every step written down."""
+
+MAX_RESULTS_BYTES = 32 * 1024 * 1024
+"""Of one step, together: as much as one answer of a model may have."""
 
 MAX_MESSAGE = 4_096
 """Of a callback's own error message, this much enters the line."""
@@ -92,6 +95,8 @@ class Workflow:
         self.billed: list[Billed] = []
         self.results = b"[]"
         self._open: dict[str, RequestResult | None] = {}
+        self._size = 0
+        """Bytes of the results in `_open`."""
 
     def resume(self, step: Step, results: bytes) -> None:
         """Go on behind a step that was written down."""
@@ -127,10 +132,22 @@ class Workflow:
 
     def may_start(self) -> bool:
         """Whether another request may start: asked before each, since those before it use up tokens."""
-        if self.tokens >= self._config.max_tokens:
+        if self.tokens >= self._config.max_tokens or self.too_large is not None:
             return False
         self.requests += 1
         return True
+
+    @property
+    def size(self) -> int:
+        """Bytes of results held."""
+        return len(self.results) + self._size
+
+    @property
+    def too_large(self) -> Ended | None:
+        """Why the record ends, once the results of the step have come to too much."""
+        if self._size <= MAX_RESULTS_BYTES:
+            return None
+        return _over(f"the results of a step are over {MAX_RESULTS_BYTES >> 20} MiB")
 
     @property
     def out_of_tokens(self) -> Ended:
@@ -141,11 +158,11 @@ class Workflow:
         self.billed.append(Billed(self.step, request.id, usage, why))
         if usage is not None:
             self.tokens += usage.input + usage.output
-        self._open[request.id] = RequestResult(request.id, "succeeded", ResponsePart(status, Raw(body)), None)
+        self._answered(request, "succeeded", status, body)
 
     def refused(self, request: Request, status: int, body: bytes) -> None:
         """The model server answered with an HTTP error; `body` is its JSON."""
-        self._open[request.id] = RequestResult(request.id, "failed", ResponsePart(status, Raw(body)), None)
+        self._answered(request, "failed", status, body)
 
     def failed(self, request: Request, code: str, message: str) -> None:
         """A request ended with one of our codes; the record goes on."""
@@ -156,6 +173,7 @@ class Workflow:
         assert None not in self._open.values(), "a request of the step has no end"
         self.results = _encode(list(self._open.values()))
         self._open = {}
+        self._size = 0
         self.step += 1
 
     def report(self, price: Price) -> WorkflowReport:
@@ -165,6 +183,14 @@ class Workflow:
     def output(self, output: bytes, price: Price) -> bytes:
         """The body of the output line."""
         return _encode(WorkflowOutput(model=self._model, output=Raw(output), openrelay=self.report(price)))
+
+    def _answered(
+        self, request: Request, status: Literal["succeeded", "failed"], code: int, body: bytes
+    ) -> None:
+        self._size += len(body)
+        if self.too_large is not None:
+            body = b"null"  # nobody will be shown it
+        self._open[request.id] = RequestResult(request.id, status, ResponsePart(code, Raw(body)), None)
 
     def _request(self, request_id: str, body: bytes) -> Request:
         found = parse(body)

@@ -3,7 +3,7 @@
 Each runs in one task from its first slot to its result. The cores decide what comes next (`toolloop`,
 `workflow`); here it is done. Between two calls of the model the task holds no slot: it asks for each through
 the fair schedule, as a `Turn` of its job. What it holds meanwhile is the record and what was added to it, so
-the number of records under way is bounded for each organization, and their bytes for all.
+the number of records under way is bounded for each organization, and their bytes for all (`memory`).
 
 What is true if the process dies:
 
@@ -24,6 +24,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import msgspec
+import structlog
 from msgspec import UNSET, Raw
 
 from schemas.errors import RunCode
@@ -39,6 +40,7 @@ from streams.core.toolloop import Done, ToolLoop
 from streams.core.workflow import Completed, Ended, Malformed, Request, Run, Workflow
 from streams.dispatch.calls import BodyStore, answered, failed, result_of
 from streams.dispatch.jobs import Job, Tries, Turn, Work
+from streams.dispatch.memory import MAX_CONVERSATION_BYTES, Hold, Memory, TooLarge
 from streams.dispatch.runner import Runner
 from streams.pools.pool import ModelPool, Slot
 from streams.tools.callback import CallbackFailed, call_back
@@ -50,15 +52,22 @@ from streams.tools.mcp import McpExecutor
 PER_ORGANIZATION = 1_024
 """Records of one organization that may be under way, most of them waiting for its tools."""
 
-MAX_BYTES = 128 * 1024 * 1024
-"""Held by all records under way; beyond it an organization starts one only if it has none."""
+COPIES = 3
+"""Of an assistant message, while its tools run: itself, its calls as written, and as read or sent."""
 
-LARGE_ANSWER = 64 * 1024
-"""Callback answers over this are read in a thread."""
+CLOSE_WITHIN_S = 10.0
+"""For the end of an MCP session, waiting for a place included."""
 
 MAX_BACKOFF_S = 60.0
 
 _CANCELLED = "the batch was cancelled before this request was finished"
+
+_TOO_LARGE = (
+    f"the request and what its tools added to it would be over {MAX_CONVERSATION_BYTES >> 20} MiB; "
+    "have the tools give shorter results"
+)
+
+log = structlog.get_logger("openrelay.dispatch")
 
 _encode = msgspec.json.Encoder().encode
 
@@ -78,7 +87,8 @@ class Loops:
         self._store = store
         self._pump = pump
         self._under_way: dict[str, int] = {}
-        self._bytes = 0
+        self._memory = Memory()
+        self._holds: dict[Work, Hold] = {}
         self.wanting: set[Job] = set()
         """Jobs with turns that wait for a slot."""
         self.configure(settings)
@@ -89,28 +99,37 @@ class Loops:
         self.egress.configure(settings.egress)
 
     def full(self, organization: str) -> bool:
-        """Whether no further record of this organization may begin."""
+        """Whether no further record of this organization may begin; one always may."""
         under_way = self._under_way.get(organization, 0)
-        return under_way >= PER_ORGANIZATION or (under_way > 0 and self._bytes >= MAX_BYTES)
+        return under_way >= PER_ORGANIZATION or (under_way > 0 and self._memory.full(organization))
 
     def begin(self, job: Job, work: Work) -> None:
         """A record is about to run: it counts from now on, not only when its task has its first turn."""
         organization = _organization(job)
         self._under_way[organization] = self._under_way.get(organization, 0) + 1
-        self._bytes += work.size
+        self._holds[work] = self._memory.hold(organization, work.size)
         metrics.LOOPS.inc()
 
     def end(self, job: Job, work: Work) -> None:
         """A record that began is not under way any more."""
         organization = _organization(job)
         metrics.LOOPS.dec()
-        self._bytes -= work.size
+        self._holds.pop(work).end()
         self._under_way[organization] -= 1
         if not self._under_way[organization]:
             del self._under_way[organization]
 
     async def run(self, job: Job, work: Work, pool: ModelPool, slot: Slot) -> Answered | Failed | Again:
         """Run a record to its result. `Again` only if nothing has come of it yet."""
+        if work in self._holds:
+            return await self._run(job, work, pool, slot)
+        self.begin(job, work)  # it runs alone
+        try:
+            return await self._run(job, work, pool, slot)
+        finally:
+            self.end(job, work)
+
+    async def _run(self, job: Job, work: Work, pool: ModelPool, slot: Slot) -> Answered | Failed | Again:
         try:
             match decode_openrelay(self._opened(job, work)):
                 case ToolConfig() as config:
@@ -156,32 +175,45 @@ class Loops:
     async def _tools(
         self, job: Job, work: Work, pool: ModelPool, slot: Slot, config: ToolConfig
     ) -> Answered | Failed | Again:
-        first = await self._runner.ask(
-            job, work, pool, slot, await self._store.request(work.request), ToolLoop(config.max_rounds).fault
-        )
-        if isinstance(first, Again):
-            return first
         executor: HttpExecutor | McpExecutor
         if config.type == "http":
-            executor = HttpExecutor(self.egress, config, work.request.custom_id)
+            executor = HttpExecutor(self.egress, config, work.request.custom_id, self._holds[work])
         else:
-            executor = McpExecutor(self.egress, config)
-        result = await self._rounds(job, work, pool, config, executor, first)
-        await executor.close()
-        return result
+            executor = McpExecutor(self.egress, config, self._holds[work])
+        try:
+            return await self._rounds(job, work, pool, slot, config, executor)
+        finally:
+            if isinstance(executor, McpExecutor):
+                self.egress.leave(self._close(job, config, executor))
+
+    async def _close(self, job: Job, config: ToolConfig, executor: McpExecutor) -> None:
+        """Close the session of a record that has ended in whatever way; its result does not wait for it."""
+        try:
+            async with (
+                asyncio.timeout(CLOSE_WITHIN_S),
+                self.egress.place(config.url, _organization(job)),
+            ):
+                await executor.close()
+        except TimeoutError:
+            log.debug("an MCP session was not closed", reason="no place was free")
 
     async def _rounds(
         self,
         job: Job,
         work: Work,
         pool: ModelPool,
+        slot: Slot,
         config: ToolConfig,
         executor: HttpExecutor | McpExecutor,
-        end: End,
-    ) -> Answered | Failed:
-        """Turn after turn, from the end of the first call of the model."""
-        loop = ToolLoop(config.max_rounds)
-        held = 0
+    ) -> Answered | Failed | Again:
+        """Turn after turn."""
+        loop, hold, size = ToolLoop(config.max_rounds), self._holds[work], _size(work)
+        hold.limit = MAX_CONVERSATION_BYTES
+        end = await self._runner.ask(
+            job, work, pool, slot, await self._store.request(work.request), loop.fault
+        )
+        if isinstance(end, Again):
+            return end
         try:
             while isinstance(end, Succeeded):
                 loop, action = loop.answered(end.reply.body, end.answer)
@@ -194,27 +226,35 @@ class Loops:
                         usage=action.usage,
                         unmetered=action.unmetered,
                     )
+                del end  # the tools may take long
+                hold.resize(work.size + loop.size + COPIES * len(action.message))
                 async with self._outside(job, config.url, config.type):
                     contents = await executor.run(action)
                 loop = loop.ran(action, contents)
-                self._bytes += loop.size - held
-                held = loop.size
+                del action, contents
+                hold.resize(work.size + loop.size)
+                if size + loop.size > MAX_CONVERSATION_BYTES:
+                    raise TooLarge
                 end = await self._turn(job, work, pool, loop)
             return await result_of(work, end, self._store)
+        except TooLarge:
+            return failed(work, RunCode.TOOL_EXECUTION_FAILED, _TOO_LARGE)
         except ToolFailed as failure:
             return failed(work, RunCode.TOOL_EXECUTION_FAILED, str(failure))
-        finally:
-            self._bytes -= held
 
     async def _turn(self, job: Job, work: Work, pool: ModelPool, loop: ToolLoop) -> End:
         """Call the model with all that has been said, until the call has an end."""
-        tries = Tries()
+        tries, size = Tries(), _size(work) + loop.size
         while True:
-            async with self._slot(job, tries, work.size + loop.size) as slot:
+            async with (
+                self._holds[work].borrowed(size),
+                self._slot(job, tries, size) as slot,
+            ):
                 body = loop.request(await self._store.request(work.request))
                 if body is None:
                     raise ToolFailed("the request has no list of messages that results could be added to")
                 end = await self._runner.ask(job, tries, pool, slot, body, loop.fault)
+                del body
             if not isinstance(end, Again):
                 return end
             await self._pause(job, end.wait_s)
@@ -224,34 +264,42 @@ class Loops:
     async def _workflow(
         self, job: Job, work: Work, pool: ModelPool, config: WorkflowConfig
     ) -> Answered | Failed:
-        flow = work.flow = Workflow(config, pool.model)
+        flow, hold = Workflow(config, pool.model), self._holds[work]
+        work.flow = flow
         step = work.lane.steps.pop(work.position, None)
         if step is not None:
+            await hold.wait(step.ref.length if isinstance(step.ref, Ref) else 0)
             flow.resume(step, await self._results_of(step))
         while True:
             action = await self._call_back(job, work, config, flow)
             if isinstance(action, Completed):
                 return await self._completed(job, work, flow, action)
-            ended = await self._step(job, pool, flow, action) if isinstance(action, Run) else action
+            ended = await self._step(job, work, pool, flow, action) if isinstance(action, Run) else action
             if ended is not None:
                 return self.cut_off(job, work, ended.code, ended.message)
+            del action
             flow.end_step()
+            hold.resize(work.size + flow.size)
             await self._note(job, work, flow)
 
     async def _call_back(
         self, job: Job, work: Work, config: WorkflowConfig, flow: Workflow
     ) -> Run | Completed | Ended:
-        body = flow.request(work.request.custom_id)
+        """Ask what comes next; the answer, taken apart, is held until the step ends."""
+        async with self._holds[work].borrowed(len(flow.results)):
+            return await self._ask_callback(job, work, config, flow, flow.request(work.request.custom_id))
+
+    async def _ask_callback(
+        self, job: Job, work: Work, config: WorkflowConfig, flow: Workflow, body: bytes
+    ) -> Run | Completed | Ended:
         for attempt in range(self._limits.max_attempts):
             if attempt:
                 backoff_s = min(MAX_BACKOFF_S, self._limits.retry_backoff_s * 2.0 ** (attempt - 1))
                 await self._pause(job, backoff_s * (0.5 + random.random() / 2))
             try:
                 async with self._outside(job, config.url, "callback"):
-                    answer = await call_back(self.egress, config, body)
-                if len(answer) > LARGE_ANSWER:
-                    return await asyncio.to_thread(flow.answered, answer)
-                return flow.answered(answer)
+                    answer = await call_back(self.egress, config, body, self._holds[work])
+                return await self.egress.take_apart(flow.answered, answer)
             except Malformed as error:
                 return _callback_failed(f"the callback's answer cannot be used: {error}")
             except CallbackFailed as failure:
@@ -260,20 +308,23 @@ class Loops:
                     break
         return _callback_failed(str(last))
 
-    async def _step(self, job: Job, pool: ModelPool, flow: Workflow, run: Run) -> Ended | None:
+    async def _step(self, job: Job, work: Work, pool: ModelPool, flow: Workflow, run: Run) -> Ended | None:
         """Run the requests of a step at once; why the record must end, None when it goes on."""
         requests = [request for request in run.requests if request.refusal is None]
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._request(job, pool, flow, request)) for request in requests]
+            tasks = [group.create_task(self._request(job, work, pool, flow, request)) for request in requests]
         return next((ended for task in tasks if (ended := task.result()) is not None), None)
 
-    async def _request(self, job: Job, pool: ModelPool, flow: Workflow, request: Request) -> Ended | None:
-        tries = Tries()
+    async def _request(
+        self, job: Job, work: Work, pool: ModelPool, flow: Workflow, request: Request
+    ) -> Ended | None:
+        tries, hold = Tries(), self._holds[work]
         started = False
         while True:
+            await hold.wait(0)  # until there is room for an answer
             async with self._slot(job, tries, len(request.body)) as slot:
                 if not started and not flow.may_start():
-                    return flow.out_of_tokens
+                    return flow.too_large or flow.out_of_tokens
                 started = True
                 end = await self._runner.ask(job, tries, pool, slot, request.body)
             if not isinstance(end, Again):
@@ -282,6 +333,7 @@ class Loops:
                 await self._pause(job, end.wait_s)
             except Stopped:
                 return Ended(RunCode.BATCH_CANCELLED, _CANCELLED)
+        before = flow.size
         match end:
             case Succeeded(reply, answer):
                 body = answers.compact(reply.body)
@@ -290,7 +342,8 @@ class Loops:
                 flow.refused(request, reply.status, answers.error_body(reply.body))
             case CodedFailure(code, message):
                 flow.failed(request, code, message)
-        return None
+        hold.resize(hold.size + flow.size - before)
+        return flow.too_large
 
     async def _note(self, job: Job, work: Work, flow: Workflow) -> None:
         """Write the finished step down, before its results are shown to anybody."""
@@ -372,6 +425,11 @@ class Loops:
         except TimeoutError:
             return
         raise Stopped
+
+
+def _size(work: Work) -> int:
+    """Bytes of a record's request, wherever it lies."""
+    return work.request.ref.length if isinstance(work.request.ref, Ref) else work.size
 
 
 def _callback_failed(message: str) -> Ended:

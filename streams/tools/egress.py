@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -34,8 +34,19 @@ PER_HOST = 256
 PER_ORGANIZATION = 512
 """Requests at once; further ones wait, and their deadline begins when their turn comes."""
 
+LARGE_ANSWER = 64 * 1024
+"""Bytes over which an answer is taken apart in a thread."""
+
+AT_ONCE = 2
+"""Large answers taken apart at once: parsed, one may be many times its size."""
+
 RESOLVERS = 16
 """Threads for names, apart from all others, so that a slow name server delays nobody else."""
+
+LAST_S = 2.0
+"""Given to requests that nobody waits for when the client is closed."""
+
+T = TypeVar("T")
 
 _HEADERS = {"Accept-Encoding": "identity", "User-Agent": "openrelay-batch"}
 
@@ -44,16 +55,39 @@ class EgressFailed(Exception):
     """No whole answer came; the text names no URL."""
 
 
+class AnswerRefused(EgressFailed):
+    """An answer came, and is none we read: asked again, the server would give it again."""
+
+
 class AddressRefused(OSError):
     """The address is not one that customers may have us connect to."""
+
+
+class Room(Protocol):
+    """The memory an answer is read into."""
+
+    def take(self, size: int) -> bool:
+        """Take so much, if it is free now."""
+
+    async def wait(self, size: int) -> None:
+        """Take so much as soon as it is free."""
+
+    def give(self, size: int) -> None:
+        """Give so much back."""
 
 
 class Reply:
     """An answer whose body may still be under way."""
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
+    def __init__(
+        self, response: aiohttp.ClientResponse, deadline: asyncio.Timeout, room: Room | None
+    ) -> None:
         self._response = response
+        self._deadline = deadline
+        self._room = room
         self.status = response.status
+        self.size = 0
+        """Bytes read so far."""
 
     def header(self, name: str) -> str | None:
         return self._response.headers.get(name)
@@ -63,18 +97,36 @@ class Reply:
         return self._response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it arrives. Raises EgressFailed when it is too long, or compressed."""
-        if self._response.headers.get("Content-Encoding", "identity").lower() != "identity":
-            raise EgressFailed("the answer is compressed")
-        size = 0
+        """The body as it arrives. Raises AnswerRefused when it is too long, or compressed."""
+        if self._response.headers.get("Content-Encoding", "").strip().lower() not in ("", "identity"):
+            raise AnswerRefused("the answer is compressed")
         async for chunk in self._response.content.iter_any():
-            size += len(chunk)
-            if size > MAX_ANSWER_BYTES:
-                raise EgressFailed(f"the answer is over {MAX_ANSWER_BYTES} bytes")
+            if self.size + len(chunk) > MAX_ANSWER_BYTES:
+                raise AnswerRefused(f"the answer is over {MAX_ANSWER_BYTES} bytes")
+            if self._room is not None and not self._room.take(len(chunk)):
+                await self._wait(self._room, len(chunk))
+            self.size += len(chunk)
             yield chunk
 
     async def read(self) -> bytes:
         return b"".join([chunk async for chunk in self.chunks()])
+
+    def hurry(self, within_s: float) -> None:
+        """Give the rest of the answer no more than so long."""
+        ends, latest = self._deadline.when(), asyncio.get_running_loop().time() + within_s
+        if ends is None or ends > latest:
+            self._deadline.reschedule(latest)
+
+    async def _wait(self, room: Room, size: int) -> None:
+        """Wait for room. The server is not to blame for it: its deadline waits too."""
+        loop, ends = asyncio.get_running_loop(), self._deadline.when()
+        assert ends is not None, "a request has a deadline"
+        began = loop.time()
+        self._deadline.reschedule(None)
+        try:
+            await room.wait(size)
+        finally:
+            self._deadline.reschedule(ends + loop.time() - began)
 
 
 class Egress:
@@ -99,12 +151,19 @@ class Egress:
         )
         self._hosts = Places(PER_HOST)
         self._organizations = Places(PER_ORGANIZATION)
+        self._at_once = asyncio.Semaphore(AT_ONCE)
+        self._left: set[asyncio.Task[None]] = set()
 
     def configure(self, settings: EgressSettings) -> None:
         self._policy = AddressPolicy(settings.allow_cidrs)
         self._allow_http = settings.allow_http
 
     async def close(self) -> None:
+        if self._left:
+            await asyncio.wait(self._left, timeout=LAST_S)
+        for task in self._left:
+            task.cancel()
+        await asyncio.gather(*self._left, return_exceptions=True)
         await self._session.close()
         await self._resolver.close()
 
@@ -114,22 +173,48 @@ class Egress:
         async with self._organizations.of(organization), self._hosts.of(_host(url)):
             yield
 
+    def leave(self, request: Coroutine[Any, Any, None]) -> None:
+        """Have a request made that nobody waits for. It handles what can go wrong, and ends soon."""
+        task = asyncio.get_running_loop().create_task(request)
+        self._left.add(task)
+        task.add_done_callback(self._left.discard)
+
+    async def take_apart(self, read: Callable[[bytes], T], answer: bytes) -> T:
+        """What `read` makes of an answer; of a large one in a thread, and of few of those at once."""
+        if len(answer) <= LARGE_ANSWER:
+            return read(answer)
+        async with self._at_once:
+            return await asyncio.to_thread(read, answer)
+
     @asynccontextmanager
     async def request(
-        self, method: str, url: str, *, headers: Mapping[str, str], body: bytes | None, timeout_s: float
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        timeout_s: float,
+        room: Room | None = None,
     ) -> AsyncIterator[Reply]:
-        """One request; the deadline covers all that is done with the reply too. Raises EgressFailed."""
+        """One request; the deadline covers all that is done with the reply too. Raises EgressFailed.
+
+        What is read of the reply is taken from `room`, and given back only when the request fails.
+        """
+        reply = None
         try:
             target = URL(url, encoded=True)
             if target.scheme != "https" and not (self._allow_http and target.scheme == "http"):
                 raise EgressFailed("the URL is not https")
             async with (
-                asyncio.timeout(timeout_s),
+                asyncio.timeout(timeout_s) as deadline,
                 self._session.request(
                     method, target, data=body, headers=headers, allow_redirects=False
                 ) as response,
             ):
-                yield Reply(response)
+                reply = Reply(response, deadline, room)
+                yield reply
+                reply = None
         except TimeoutError:
             raise EgressFailed(f"no whole answer within {timeout_s:g} s") from None
         except aiohttp.ClientConnectorDNSError:
@@ -142,13 +227,27 @@ class Egress:
             raise EgressFailed("no connection could be opened") from None
         except (aiohttp.ClientError, OSError, ValueError):
             raise EgressFailed("the connection broke, or what came was not HTTP") from None
+        finally:
+            if reply is not None and room is not None:
+                room.give(reply.size)
 
     async def post(
-        self, url: str, body: bytes, *, headers: Mapping[str, str], timeout_s: float
+        self,
+        url: str,
+        body: bytes,
+        *,
+        headers: Mapping[str, str],
+        timeout_s: float,
+        room: Room | None = None,
     ) -> tuple[int, bytes]:
-        """POST, and the status and body of the answer. Raises EgressFailed."""
-        async with self.request("POST", url, headers=headers, body=body, timeout_s=timeout_s) as reply:
-            return reply.status, await reply.read()
+        """POST; the status of the answer, and its body if that is 2xx: of others nobody reads it.
+
+        Raises EgressFailed.
+        """
+        async with self.request(
+            "POST", url, headers=headers, body=body, timeout_s=timeout_s, room=room
+        ) as reply:
+            return reply.status, await reply.read() if 200 <= reply.status < 300 else b""
 
     def _socket(self, address: tuple[Any, ...]) -> socket.socket:
         """In place of `socket.socket`, the moment before `connect`: the check nothing comes after."""

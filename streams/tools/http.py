@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 
 from schemas.tools import ExecuteAnswer, ExecuteRequest
+from streams.core.strictjson import NotJson, parse
 from streams.core.toolconfig import ToolConfig
 from streams.core.toolloop import RunTools
-from streams.tools.egress import Egress, EgressFailed
+from streams.tools.egress import Egress, EgressFailed, Room
 from streams.tools.failure import ToolFailed, headers
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(ExecuteAnswer).decode
 _NONE = msgspec.Raw(b"null")
 
 
 class HttpExecutor:
-    def __init__(self, egress: Egress, config: ToolConfig, custom_id: str) -> None:
+    """Answers are read into `room`, and what they took of it is left to whoever gave it."""
+
+    def __init__(self, egress: Egress, config: ToolConfig, custom_id: str, room: Room | None = None) -> None:
         self._egress = egress
+        self._room = room
         self._config = config
         self._custom_id = custom_id
 
@@ -28,13 +33,13 @@ class HttpExecutor:
         body = _encode(ExecuteRequest(self._custom_id, context, msgspec.Raw(turn.written)))
         try:
             status, answer = await self._egress.post(
-                config.url, body, headers=headers(config), timeout_s=config.timeout_ms / 1000
+                config.url, body, headers=headers(config), timeout_s=config.timeout_ms / 1000, room=self._room
             )
         except EgressFailed as failure:
             raise ToolFailed(f"the tool executor could not be used: {failure}") from None
         if not 200 <= status < 300:
             raise ToolFailed(f"the tool executor answered with status {status}")
-        return _contents(turn, answer)
+        return await self._egress.take_apart(partial(_contents, turn), answer)
 
     async def close(self) -> None:
         """Nothing is kept open."""
@@ -42,8 +47,8 @@ class HttpExecutor:
 
 def _contents(turn: RunTools, answer: bytes) -> list[str]:
     try:
-        results = _decode(answer).results
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        results = msgspec.convert(parse(answer), ExecuteAnswer).results
+    except (NotJson, msgspec.ValidationError):
         raise ToolFailed(
             'the tool executor\'s answer is not {"results": [{"tool_call_id", "content"}]} with text contents'
         ) from None

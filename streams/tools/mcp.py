@@ -2,16 +2,20 @@
 
     first turn    initialize                    404 or 405: no handshake there, tools/call directly
                   notifications/initialized
-    each call     tools/call                    404 with a session: initialize again, once
+    each call     tools/call                    404 with a session: initialize again, once in all
     at the end    DELETE                        only with a session; what comes of it does not matter
 
 An answer is one JSON message or a stream of events. In a stream the last response counts; requests that the
-server makes on it are answered (a ping) or refused, so that it need not wait for what we do not offer.
+server makes on it are answered (a ping) or refused, so that it need not wait for what we do not offer. Once
+the response to what we asked has come, the rest of the stream has a moment, and how it ends does not matter.
+No stream is opened by GET, which is a client's to choose; requests that a server makes there are not heard.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
+from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 import msgspec
@@ -31,15 +35,21 @@ from schemas.tools import (
 )
 from streams.core import bodies
 from streams.core.sse import EventStream
+from streams.core.strictjson import NotJson, parse
 from streams.core.toolconfig import ToolConfig
 from streams.core.toolloop import RunTools
-from streams.tools.egress import Egress, EgressFailed, Reply
+from streams.tools.egress import Egress, EgressFailed, Reply, Room
 from streams.tools.failure import ToolFailed, headers
 
 CLIENT_VERSION = "1"
 CLOSE_TIMEOUT_S = 5.0
 MAX_SESSION_ID = 4_096
-UNSUPPORTED_VERSION = -32_022
+AFTER_RESPONSE_S = 1.0
+"""What may still come of a stream behind the response to our request has so long."""
+
+LATER_REVISIONS = frozenset({-32_020, -32_021, -32_022})
+"""Errors that revisions after `MCP_VERSION` have for requests of earlier ones."""
+
 METHOD_NOT_FOUND = -32_601
 
 NOT_ARGUMENTS = "The arguments of this call are not a JSON object. Call the tool again with valid arguments."
@@ -52,6 +62,7 @@ _decode_initialized = msgspec.json.Decoder(InitializeResult).decode
 _decode_result = msgspec.json.Decoder(CallToolResult).decode
 _decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_REVISION = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 
 _INITIALIZE = Raw(
     _encode(
@@ -69,17 +80,21 @@ class _Answer(NamedTuple):
     session: str | None
     message: RpcMessage | None
     """The response, None when there was none."""
+    size: int
+    """Bytes of room that it took."""
 
 
 class McpExecutor:
-    """One record's conversation with its server."""
+    """One record's conversation with its server. Answers are read into `room`; contents stay there."""
 
-    def __init__(self, egress: Egress, config: ToolConfig) -> None:
+    def __init__(self, egress: Egress, config: ToolConfig, room: Room | None = None) -> None:
         self._egress = egress
+        self._room = room
         self._config = config
         self._headers = headers(config) | {"Accept": "application/json, text/event-stream"}
         self._ids = itertools.count(1)
         self._initialized = False
+        self._begun_again = False
         self._session: str | None = None
         self._version: str | None = None
 
@@ -88,7 +103,9 @@ class McpExecutor:
         try:
             if not self._initialized:
                 await self._initialize()
-            return [await self._call(call) for call in turn.calls]
+            # As bytes until all are there: a text may take four times their room.
+            contents = [await self._call(call) for call in turn.calls]
+            return [content.decode() for content in contents]
         except EgressFailed as failure:
             raise ToolFailed(f"the MCP server could not be used: {failure}") from None
 
@@ -119,8 +136,9 @@ class McpExecutor:
 
     async def _initialize(self) -> None:
         self._session = self._version = None
-        answer = await self._request("initialize", _INITIALIZE)
+        answer = await self._request("initialize", _INITIALIZE, unread=(404, 405))
         self._initialized = True
+        self._give(answer.size)
         if answer.status in (404, 405):
             return
         result = self._result("initialize", answer)
@@ -128,6 +146,8 @@ class McpExecutor:
             version = _decode_initialized(result).protocolVersion
         except _UNREADABLE:
             raise ToolFailed("the MCP server's answer to initialize has no usable protocolVersion") from None
+        if _REVISION.fullmatch(version) and version > MCP_VERSION:
+            raise ToolFailed(f"the MCP server speaks only revision {version}, later than {MCP_VERSION}")
         if version not in MCP_VERSIONS:
             raise ToolFailed(f"the MCP server speaks none of the revisions {', '.join(sorted(MCP_VERSIONS))}")
         session = answer.session
@@ -136,24 +156,34 @@ class McpExecutor:
         ):
             raise ToolFailed("the MCP server's session id is not visible ASCII, or too long")
         self._session, self._version = session, version
-        status = (await self._post(_encode(RpcRequest("notifications/initialized")))).status
+        status, _, _, size = await self._post(_encode(RpcRequest("notifications/initialized")))
+        self._give(size)
         if not 200 <= status < 300:
             raise ToolFailed(f"the MCP server answered notifications/initialized with status {status}")
 
-    async def _call(self, call: ToolCall) -> str:
+    async def _call(self, call: ToolCall) -> bytes:
+        """The content for the model, in UTF-8."""
         arguments = self._arguments(call)
         if arguments is None:
-            return NOT_ARGUMENTS
+            return NOT_ARGUMENTS.encode()
         params = Raw(b'{"name":' + _encode(call.function.name) + b',"arguments":' + arguments + b"}")
-        answer = await self._request("tools/call", params)
-        if answer.status == 404 and self._session is not None:
+        lost = () if self._session is None or self._begun_again else (404,)
+        answer = await self._request("tools/call", params, unread=lost)
+        if answer.status in lost:
+            self._begun_again = True
             await self._initialize()
             answer = await self._request("tools/call", params)
         try:
             content = _decode_result(self._result("tools/call", answer)).content
         except _UNREADABLE:
             raise ToolFailed("the MCP server's result has no usable content") from None
-        return "".join(item.text for item in content if item.type == "text")
+        said = "".join(item.text for item in content if item.type == "text").encode()
+        self._give(answer.size - len(said))
+        return said
+
+    def _give(self, size: int) -> None:
+        if self._room is not None:
+            self._room.give(size)
 
     def _arguments(self, call: ToolCall) -> bytes | None:
         """The arguments to send, None when what the model wrote is not an object."""
@@ -168,9 +198,12 @@ class McpExecutor:
 
     def _result(self, method: str, answer: _Answer) -> Raw:
         """The result in an answer; raises ToolFailed when it is none."""
-        status, _, message = answer
+        status, _, message, _ = answer
         error = UNSET if message is None else message.error
-        if error is not UNSET and error.code == UNSUPPORTED_VERSION:
+        if error is not UNSET and (
+            (self._version is None and error.code in LATER_REVISIONS)
+            or (method == "initialize" and error.code == METHOD_NOT_FOUND)
+        ):
             raise ToolFailed(
                 f"the MCP server refused {method}: it speaks only revisions later than {MCP_VERSION}"
             )
@@ -182,35 +215,54 @@ class McpExecutor:
             raise ToolFailed(f"the MCP server did not answer {method} with a JSON-RPC response")
         return message.result
 
-    async def _request(self, method: str, params: Raw) -> _Answer:
+    async def _request(self, method: str, params: Raw, *, unread: tuple[int, ...] = ()) -> _Answer:
+        """The answer to a request; that of an `unread` status without its body."""
         number = next(self._ids)
-        answer = await self._post(_encode(RpcRequest(method, id=number, params=params)))
+        body = _encode(RpcRequest(method, id=number, params=params))
+        answer = await self._post(body, number, unread)
         message = answer.message
         if message is not None and message.error is UNSET and message.id != number:
             raise ToolFailed(f"the MCP server answered {method} under another id")
         return answer
 
-    async def _post(self, body: bytes) -> _Answer:
-        async with self._egress.request(
-            "POST", self._config.url, headers=self._sent(), body=body, timeout_s=self._timeout_s
-        ) as reply:
-            if reply.media_type == "text/event-stream" and 200 <= reply.status < 300:
-                message = await self._last_response(reply)
-            else:
-                message = _response(await reply.read())
-            return _Answer(reply.status, reply.header("Mcp-Session-Id"), message)
+    async def _post(self, body: bytes, number: int = 0, unread: tuple[int, ...] = ()) -> _Answer:
+        heard: _Answer | None = None
+        try:
+            async with self._egress.request(
+                "POST",
+                self._config.url,
+                headers=self._sent(),
+                body=body,
+                timeout_s=self._timeout_s,
+                room=self._room,
+            ) as reply:
+                session, message = reply.header("Mcp-Session-Id"), None
+                if reply.status in unread:
+                    pass
+                elif reply.media_type == "text/event-stream" and 200 <= reply.status < 300:
+                    async for message in self._responses(reply):
+                        if message.id == number or message.error is not UNSET:
+                            heard = _Answer(reply.status, session, message, reply.size)
+                            reply.hurry(AFTER_RESPONSE_S)
+                else:
+                    message = await self._egress.take_apart(_response, await reply.read())
+                answer = heard or _Answer(reply.status, session, message, 0)
+                return answer._replace(size=reply.size)
+        except EgressFailed:
+            if heard is None:
+                raise
+            return heard._replace(size=0)  # the room was given back
 
-    async def _last_response(self, reply: Reply) -> RpcMessage | None:
-        last = None
+    async def _responses(self, reply: Reply) -> AsyncIterator[RpcMessage]:
+        """The responses in a stream; requests of the server are answered on the way."""
         events = EventStream()
         async for chunk in reply.chunks():
             for data in events.feed(chunk):
-                for message in _messages(data):
+                for message in await self._egress.take_apart(_messages, data):
                     if message.is_response:
-                        last = message
+                        yield message
                     elif message.method is not UNSET and message.id is not None:
                         await self._answer(message.method, message.id)
-        return last
 
     async def _answer(self, method: str, number: int | str) -> None:
         """Answer a request of the server, on a connection of its own; it does not answer in turn."""
@@ -227,8 +279,9 @@ class McpExecutor:
 def _messages(data: bytes) -> list[RpcMessage]:
     """The messages in one event, or one body. Raises ToolFailed."""
     try:
+        parse(data)
         found = _decode_message(data)
-    except _UNREADABLE:
+    except (NotJson, *_UNREADABLE):
         raise ToolFailed("the MCP server sent something that is not JSON-RPC") from None
     return found if isinstance(found, list) else [found]
 

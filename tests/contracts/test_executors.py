@@ -136,13 +136,65 @@ async def test_every_call_is_answered_once_with_text(egress: Egress, results: An
         json.dumps(GOOD).encode()[:-5],
         json.dumps(GOOD).encode() + b"{}",
         b"\xff\xfe",
+        b'{"results":[],' + json.dumps(GOOD).encode()[1:],
         b'{"results":' + b"[" * 100_001,
         b'{"x":' + b"[" * 100_001 + b"]" * 100_001 + b',"results":[]}',
     ],
-    ids=["empty", "html", "cut off", "two documents", "not UTF-8", "deep", "deep beside"],
+    ids=["empty", "html", "cut off", "two documents", "not UTF-8", "a key twice", "deep", "deep beside"],
 )
 async def test_what_is_not_the_answer(egress: Egress, body: bytes) -> None:
     await fails(egress, answer(200, body))
+
+
+@pytest.mark.parametrize("encoding", ["", " ", "identity", "Identity"])
+async def test_no_compression_is_no_compression(egress: Egress, encoding: str) -> None:
+    whole = answer(200, json.dumps(GOOD).encode(), Content_Encoding=encoding)
+    assert await run(egress, whole) == ["A", "B"]
+
+
+async def test_the_body_of_an_error_is_not_read(egress: Egress) -> None:
+    assert "503" in await fails(egress, answer(503, b"x", Content_Encoding="gzip"))
+
+
+class Room:
+    """Room for so much; what does not fit waits for ever, or until `more`."""
+
+    def __init__(self, size: int) -> None:
+        self.free = size
+        self.more = asyncio.Event()
+
+    def take(self, size: int) -> bool:
+        if size > self.free:
+            return False
+        self.free -= size
+        return True
+
+    async def wait(self, size: int) -> None:
+        await self.more.wait()
+        self.free -= size
+
+    def give(self, size: int) -> None:
+        self.free += size
+
+
+async def test_an_answer_is_read_as_far_as_there_is_room(egress: Egress) -> None:
+    good = json.dumps(GOOD).encode()
+    whole = answer(200, good)
+    with RawServer(lambda asked: [whole[:-10], 0.1, whole[-10:]]) as server:
+        room = Room(10)
+        running = asyncio.create_task(HttpExecutor(egress, config(server.url, 300), "r0", room).run(TURN))
+        await asyncio.sleep(0.6)  # longer than the deadline, which waits as well
+        assert not running.done()
+        room.more.set()
+        assert await running == ["A", "B"]
+    assert room.free == 10 - len(good)
+
+
+async def test_what_a_failed_answer_took_is_given_back(egress: Egress) -> None:
+    room = Room(1_000_000)
+    with RawServer(lambda asked: [answer(200, b"x" * 1_000)[:-1]]) as server, pytest.raises(ToolFailed):
+        await HttpExecutor(egress, config(server.url), "r0", room).run(TURN)
+    assert room.free == 1_000_000
 
 
 async def test_unknown_members_do_not_matter(egress: Egress) -> None:
@@ -325,6 +377,9 @@ async def test_places_are_bounded_and_given_in_turn() -> None:
         (lambda asked: [60.0], True),
         (lambda asked: [answer(404)], False),
         (lambda asked: [answer(302, Location="/")], False),
+        (lambda asked: [answer(200, b"{}", Content_Encoding="gzip")], False),
+        (lambda asked: [answer(200, b"x" * (MAX_ANSWER_BYTES + 1))], False),
+        (lambda asked: [answer(503, b"{}", Content_Encoding="gzip")], True),
     ],
 )
 async def test_a_callback_is_called_again_when_it_was_not_there(

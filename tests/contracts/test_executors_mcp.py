@@ -17,7 +17,7 @@ from streams.core.toolconfig import ToolConfig
 from streams.core.toolloop import RunTools
 from streams.tools.egress import MAX_ANSWER_BYTES, Egress
 from streams.tools.failure import ToolFailed
-from streams.tools.mcp import NOT_ARGUMENTS, McpExecutor
+from streams.tools.mcp import AFTER_RESPONSE_S, NOT_ARGUMENTS, McpExecutor
 from tests.support.mcp_process import McpServer
 from tests.support.rawserver import Asked, RawServer, answer, event, stream
 
@@ -283,7 +283,6 @@ async def test_another_status_of_the_handshake(egress: Egress, status: int) -> N
         lambda asked: [initialized(asked, "tomorrow")],
         lambda asked: [initialized(asked, "")],
         lambda asked: [initialized(asked, 7)],
-        lambda asked: [initialized(asked, "2026-07-28")],
         lambda asked: [initialized(asked, Mcp_Session_Id="a b")],
         lambda asked: [initialized(asked, Mcp_Session_Id="x" * 5_000)],
         lambda asked: [initialized(asked, Mcp_Session_Id="sé")],
@@ -305,13 +304,49 @@ async def test_revisions_that_are_spoken(egress: Egress, version: str | None) ->
     assert raw.asked[2].headers["mcp-protocol-version"] == (version or "2025-03-26")
 
 
-@pytest.mark.parametrize("status", [200, 400])
-async def test_a_server_of_a_later_revision_only_is_named_as_such(egress: Egress, status: int) -> None:
+def refusing(status: int, code: int) -> Callable[[Asked], Pieces]:
     def refuse(asked: Asked) -> Pieces:
-        error = {"code": -32022, "message": "Unsupported", "data": {"supported": ["2026-07-28"]}}
+        error = {"code": code, "message": "Unsupported", "data": {"supported": ["2026-07-28"]}}
         return [answer(status, reply(asked, error=error).replace(b'"result": null, ', b""))]
 
-    assert "later" in await fails(egress, Server(initialize=refuse))
+    return refuse
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        {"initialize": refusing(200, -32022)},
+        {"initialize": refusing(400, -32022)},
+        {"initialize": refusing(200, -32601)},
+        {"initialize": refusing(404, -32601), "tools_call": refusing(400, -32020)},
+        {"initialize": refusing(405, -32601), "tools_call": refusing(400, -32022)},
+        {"initialize": lambda asked: [initialized(asked, "2026-07-28")]},
+    ],
+)
+async def test_a_server_of_a_later_revision_only_is_named_as_such(egress: Egress, says: Any) -> None:
+    assert "later than 2025-11-25" in await fails(egress, Server(**says))
+
+
+async def test_a_later_revision_is_named(egress: Egress) -> None:
+    server = Server(initialize=lambda asked: [initialized(asked, "2026-07-28")])
+    assert "2026-07-28" in await fails(egress, server)
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        answer(404, b"compressed", Content_Encoding="gzip"),
+        answer(405, b"x" * (MAX_ANSWER_BYTES + 1)),
+        answer(404, stream(b"not json"), "text/event-stream"),
+    ],
+    ids=["compressed", "large", "events"],
+)
+async def test_the_body_of_a_handshake_that_is_not_there_does_not_matter(
+    egress: Egress, refusal: bytes
+) -> None:
+    server = Server(initialize=refusal)
+    await run(egress, server)
+    assert server.methods == ["initialize", "tools/call"]
 
 
 async def test_the_notification_may_not_be_refused(egress: Egress) -> None:
@@ -336,12 +371,13 @@ async def test_the_notification_may_not_be_refused(egress: Egress) -> None:
         lambda asked: [stream(reply(asked, text("x"), id=99))],
         lambda asked: [stream(b'{"jsonrpc":"2.0","method":"notifications/message"}')],
         lambda asked: [stream() + b"data: " + reply(asked, text("x")) + b"\n"],
-        lambda asked: [stream(reply(asked, text("x"))), 60.0],
+        lambda asked: [stream(reply(asked, text("x"), id=99)), 60.0],
         lambda asked: [stream(), *([event(b'{"jsonrpc":"2.0","method":"notifications/x"}'), 0.1] * 60)],
         lambda asked: [stream(), *([b": still here\n\n", 0.1] * 60)],
         lambda asked: [stream(), *([b"x" * 65_536] * 200)],
         lambda asked: [x for byte in answer(200, reply(asked, text("x"))) for x in (bytes([byte]), 0.05)],
         lambda asked: [answer(200, reply(asked, text("x")))[:-2]],
+        lambda asked: [answer(200, b'{"id":2,"result":{},"result":' + json.dumps(text("x")).encode() + b"}")],
     ],
 )
 async def test_a_call_that_is_not_answered(egress: Egress, script: Any) -> None:
@@ -388,6 +424,42 @@ async def test_the_last_response_of_a_stream_counts_in_whatever_pieces_it_comes(
     assert contents == ["last"]
 
 
+@pytest.mark.parametrize("end", ["\r\r", "\r\n\r", "\n\r", "\n\n", "\r\n\r\n"])
+async def test_a_stream_may_end_with_any_line_end(egress: Egress, end: str) -> None:
+    def talk(asked: Asked) -> Pieces:
+        return [stream(), b"data: " + reply(asked, text("whole")) + end.encode()]
+
+    contents, _ = await run(egress, Server(tools_call=talk))
+    assert contents == ["whole"]
+
+
+@pytest.mark.parametrize("end", [[60.0], [event(b'{"jsonrpc":"2.0","method":"notifications/x"}'), 0.1] * 60])
+async def test_a_response_counts_although_its_stream_stays_open(egress: Egress, end: list[Any]) -> None:
+    server = Server(tools_call=lambda asked: [stream(reply(asked, text("here"))), *end])
+    started = time.monotonic()
+    contents, _ = await run(egress, server, timeout_ms=30_000)
+    assert contents == ["here"]
+    assert time.monotonic() - started <= AFTER_RESPONSE_S + 1
+
+
+async def test_a_response_counts_although_its_stream_breaks(egress: Egress) -> None:
+    def broken(asked: Asked) -> Pieces:
+        said = event(reply(asked, text("here")))
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+        return [head + b"%x\r\n" % len(said) + said + b"\r\nff\r\ncut"]
+
+    contents, _ = await run(egress, Server(tools_call=broken))
+    assert contents == ["here"]
+
+
+async def test_what_is_behind_the_response_may_be_another(egress: Egress) -> None:
+    def twice(asked: Asked) -> Pieces:
+        return [stream(reply(asked, text("first"))), 0.05, event(reply(asked, text("last")))]
+
+    contents, _ = await run(egress, Server(tools_call=twice))
+    assert contents == ["last"]
+
+
 async def test_requests_of_the_server_are_answered_while_it_waits(egress: Egress) -> None:
     answered: list[Any] = []
 
@@ -431,6 +503,23 @@ async def test_a_lost_session_is_begun_again_once(egress: Egress) -> None:
     always = Server(initialize=lambda asked: [initialized(asked, Mcp_Session_Id="s")], tools_call=answer(404))
     assert "404" in await fails(egress, always)
     assert always.methods == [*handshake, *handshake]
+
+
+async def test_a_session_is_begun_again_once_in_all_of_a_loop(egress: Egress) -> None:
+    calls = 0
+
+    def forgetful(asked: Asked) -> Pieces:
+        nonlocal calls
+        calls += 1
+        return [called(asked) if calls % 2 == 0 else answer(404, b"gone", Content_Encoding="gzip")]
+
+    server = Server(initialize=lambda asked: [initialized(asked, Mcp_Session_Id="s")], tools_call=forgetful)
+    with RawServer(server) as raw:
+        executor = McpExecutor(egress, config(raw.url))
+        assert len(await executor.run(turn(("f", "{}")))) == 1
+        with pytest.raises(ToolFailed):
+            await executor.run(turn(("f", "{}")))
+    assert server.methods.count("initialize") == 2
 
 
 @pytest.mark.parametrize("script", [answer(405), answer(500), lambda asked: []])

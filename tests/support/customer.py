@@ -4,6 +4,7 @@ The path says how it behaves; everything it is sent is kept.
 
     /tools                 answers every call with its function's name and arguments
     /tools/slow/S          the same after S seconds
+    /tools/size/N          answers every call with N characters
     /tools/status/CODE     an HTTP error
     /tools/round/N/CODE    the error from round N on, the ordinary answer before
     /mcp                   an MCP server without sessions, whose one tool says what it was asked
@@ -104,6 +105,10 @@ class Customer:
                 return mcp(body)
             case ["tools", "status", code]:
                 return web.Response(status=int(code), text="no")
+            case ["tools", "size", size]:
+                content = "x" * int(size)
+                results = [{"tool_call_id": call["id"], "content": content} for call in body["tool_calls"]]
+                return web.json_response({"results": results})
             case ["tools", "slow", seconds]:
                 self.running += 1
                 self.peak = max(self.peak, self.running)

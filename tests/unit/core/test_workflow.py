@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from schemas.money import Price, Usage
+from streams.core import workflow as core
 from streams.core.toolconfig import WorkflowConfig
 from streams.core.workflow import MAX_MESSAGE, MAX_REQUEST_ID, Completed, Ended, Malformed, Run, Workflow
 
@@ -108,6 +109,26 @@ def test_tokens_are_looked_at_before_each_start() -> None:
     assert (report.workflow_steps, report.workflow_requests) == (1, 2)
     assert report.usage.total_tokens == 110
     assert report.usage.cost_nano_usd == 110
+
+
+def test_the_results_of_a_step_have_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core, "MAX_RESULTS_BYTES", 20)
+    workflow = flow()
+    a, b, c = run(workflow, go_on(("a", b"{}"), ("b", b"{}"), ("c", b"{}"))).requests
+    assert workflow.may_start()
+    workflow.succeeded(a, 200, b'"%s"' % (b"x" * 18), Usage(1, 1), "")
+    assert workflow.too_large is None
+    assert workflow.may_start()
+    workflow.refused(b, 400, b"1")
+    assert workflow.too_large is not None
+    assert workflow.too_large.code == "workflow_limit_exceeded"
+    assert not workflow.may_start()
+    workflow.succeeded(c, 200, b'"%s"' % (b"x" * 50), Usage(1, 1), "")
+    assert [entry.id for entry in workflow.billed] == ["a", "c"], "what ran meanwhile is billed"
+    workflow.end_step()
+    assert len(workflow.results) < 350
+    assert b"x" * 50 not in workflow.results
+    assert workflow.size == len(workflow.results)
 
 
 @pytest.mark.parametrize(
