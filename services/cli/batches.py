@@ -10,13 +10,25 @@ from cyclopts import App, Parameter
 
 from schemas.batches import ENDPOINTS, Batch
 from services.cli import outcome
-from services.cli.client import Client, Exit, Trouble, route
+from services.cli.client import Client, Exit, Refused, Trouble, route
 from services.cli.files import upload_file
-from services.cli.inputs import Input, inspect
-from services.cli.output import batch_bar, local_time, money, print_json, print_table, say, tell_more
+from services.cli.inputs import Input, Look, inspect
+from services.cli.output import (
+    batch_bar,
+    bytes_bar,
+    local_time,
+    money,
+    print_json,
+    print_table,
+    say,
+    tell_more,
+)
 from services.cli.results import save_results, tell_errors
 from services.cli.session import Json, client_for, open_client, target
 from services.cli.submission import notes, submit
+
+MOST_LOOKED_AT_BYTES = 64 * 1024 * 1024
+"""An uploaded file that is larger is not downloaded only to warn of what it may cost."""
 
 app = App(name="batches", help="Create and follow batches.")
 
@@ -61,7 +73,8 @@ def create(
     new
         Submit again, even if an earlier run of this command did not come to its end.
     yes
-        Do not ask before a batch whose tools or workflows may take many model calls.
+        Do not ask before a batch whose tools or workflows may take many model calls, nor look for them in a
+        file uploaded before.
     """
     if (input_file is None) == (input_file_id is None):
         raise Trouble("Give one of --input-file and --input-file-id.", Exit.USAGE)
@@ -71,7 +84,7 @@ def create(
     given = {"priority": priority, "model": model, "metadata": _metadata(metadata or [])}
     arguments |= {name: value for name, value in given.items() if value}
     looked = None if input_file is None else inspect(input_file)
-    if looked is not None and (looked.tool_records or looked.workflow_records):
+    if looked is not None:
         _warn_of_calls(looked, ask=not yes)
 
     server = target()
@@ -80,6 +93,8 @@ def create(
     if new:
         kept.remove()
     with client_for(server) as client:
+        if input_file_id is not None and not yes:
+            _look_at_uploaded(client, input_file_id)
 
         def uploaded() -> str:
             if input_file is None:
@@ -185,12 +200,38 @@ def _wait(client: Client, value: dict[str, Any], *, tell_rejected: bool) -> int:
     return outcome.exit_status(batch)
 
 
+def _look_at_uploaded(client: Client, file_id: str) -> None:
+    """Download the file to see what it may cost. One that cannot be had is the business of the create."""
+    try:
+        size = client.get(route("files", file_id))["bytes"]
+        if size > MOST_LOOKED_AT_BYTES:
+            say(
+                f"{file_id} is too large to look for tools and workflows in it; "
+                "each record with tools may take max_rounds + 1 model calls, each workflow max_requests"
+            )
+            return
+        look = Look()
+        with bytes_bar(f"looking at {file_id}", size) as progress:
+            client.download(file_id, look.take, progress)
+    except Refused as refused:
+        if refused.status != 404:
+            raise
+    else:
+        _warn_of_calls(look.end(), ask=True)
+
+
 def _warn_of_calls(looked: Input, *, ask: bool) -> None:
+    if not looked.tool_records and not looked.workflow_records:
+        return
     kinds = ((looked.tool_records, "call tools"), (looked.workflow_records, "are workflows"))
     what = " and ".join(f"{count} of {looked.records} records {kind}" for count, kind in kinds if count)
-    say(f"{what}: this batch may take up to {looked.most_calls:,} model calls")
-    if ask and sys.stdin.isatty() and sys.stderr.isatty():
-        print("Go on? [y/N] ", end="", file=sys.stderr, flush=True)
+    warning = f"{what}: this batch may take up to {looked.most_calls:,} model calls"
+    say(warning)
+    terminal = next((stream for stream in (sys.stderr, sys.stdout) if stream.isatty()), None)
+    if ask and sys.stdin.isatty() and terminal is not None:
+        if terminal is not sys.stderr:
+            print(warning, file=terminal)
+        print("Go on? [y/N] ", end="", file=terminal, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise Trouble("Nothing was submitted.", Exit.USAGE)
 

@@ -1,4 +1,4 @@
-"""A look at an input file before it is uploaded: its hash, and how many model calls its tools and workflows
+"""A look at an input file before it is submitted: its hash, and how many model calls its tools and workflows
 may cost."""
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from streams.core.toolconfig import DEFAULT_REQUESTS, DEFAULT_ROUNDS, MAX_REQUES
 
 _LINE_BYTES = 16 * 1024 * 1024
 """Longer lines are rejected by the server; reading one whole is not worth the memory."""
+_PIECE_BYTES = 256 * 1024
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -31,29 +32,63 @@ class Input(msgspec.Struct, frozen=True):
 
 
 def inspect(path: Path) -> Input:
-    """Read the file once, a line at a time. Raises `Trouble` if it is no file that can be read."""
+    """Read the file once. Raises `Trouble` if it is no file that can be read."""
     if not path.is_file():
         what = "is not a regular file" if path.exists() else "does not exist"
         raise Trouble(f"{path} {what}.", Exit.USAGE)
-    digest = hashlib.sha256()
-    size = records = tool_records = workflow_records = most_calls = 0
-    continued = False
+    look = Look()
     try:
         with path.open("rb") as file:
-            while line := file.readline(_LINE_BYTES):
-                digest.update(line)
-                size += len(line)
-                whole = line.endswith(b"\n") or len(line) < _LINE_BYTES
-                if not continued and line.strip(b" \t\r\n"):
-                    records += 1
-                    kind, calls = _look(line.removeprefix(_BOM)) if whole else ("", 1)
-                    tool_records += kind == "tool_config"
-                    workflow_records += kind == "workflow"
-                    most_calls += calls
-                continued = not whole
+            while piece := file.read(_PIECE_BYTES):
+                look.take(piece)
     except OSError as fault:
         raise Trouble(f"{path} cannot be read: {fault.strerror}.", Exit.USAGE) from fault
-    return Input(digest.hexdigest(), size, records, tool_records, workflow_records, most_calls)
+    return look.end()
+
+
+class Look:
+    """Takes a file in pieces, and keeps no more of it than a line."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+        self._line: list[bytes] = []
+        """What has come of a line; nothing of one that is too long."""
+        self._length = 0
+        self._blank = True
+        self._bytes = self._records = self._tools = self._workflows = self._calls = 0
+
+    def take(self, piece: bytes) -> None:
+        self._digest.update(piece)
+        self._bytes += len(piece)
+        *ended, rest = piece.split(b"\n")
+        for part in ended:
+            self._part(part)
+            self._end_line()
+        self._part(rest)
+
+    def end(self) -> Input:
+        self._end_line()
+        return Input(
+            self._digest.hexdigest(), self._bytes, self._records, self._tools, self._workflows, self._calls
+        )
+
+    def _part(self, part: bytes) -> None:
+        self._length += len(part)
+        self._blank = self._blank and not part.strip(b" \t\r")
+        if self._length < _LINE_BYTES:
+            self._line.append(part)
+        else:
+            self._line.clear()
+
+    def _end_line(self) -> None:
+        if not self._blank:
+            line = b"".join(self._line)
+            kind, calls = _look(line if self._records else line.removeprefix(_BOM))
+            self._records += 1
+            self._tools += kind == "tool_config"
+            self._workflows += kind == "workflow"
+            self._calls += calls
+        self._line, self._length, self._blank = [], 0, True
 
 
 def _look(line: bytes) -> tuple[str, int]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from services.cli import client, openrelay, submission
+from services.cli import batches, client, openrelay, submission
 from services.cli.output import money
 from services.embedded.ports import free_port
 from tests.unit.cli.conftest import Orl
@@ -372,6 +372,54 @@ def test_tools_are_warned_about(logged_in: Path, server: StandIn, tmp_path: Path
         "1 of 2 records call tools and 1 of 2 records are workflows: this batch may take up to 73 model calls"
     )
     assert said in orl(*create(path)).err
+
+
+def test_tools_in_an_uploaded_file_are_warned_about(
+    logged_in: Path, server: StandIn, orl: Orl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"model": "m", "messages": [], "openrelay": {"tool_config": {"url": "https://x.example"}}}
+    record = json.dumps({"custom_id": "a", "method": "POST", "url": CHAT, "body": body}).encode()
+    server.files["file-0"] = b"\xef\xbb\xbf" + record.replace(b"tool_config", b"tool\\u005fconfig")
+    asked = ("batches", "create", "--endpoint", CHAT, "--input-file-id")
+    assert "1 of 1 records call tools: this batch may take up to 9" in orl(*asked, "file-0").err
+    assert "model calls" not in orl(*asked, "file-0", "--yes", "--new").err
+    assert server.count("GET", "/files/file-0/content") == 1
+    monkeypatch.setattr(batches, "MOST_LOOKED_AT_BYTES", 10)
+    done = orl(*asked, "file-0", "--new")
+    assert done.status == 0
+    assert "file-0 is too large to look for tools and workflows" in done.err
+    assert server.count("GET", "/files/file-0/content") == 1
+
+
+class Typed(io.StringIO):
+    """What is typed at a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("written", ["stderr", "stdout"])
+def test_who_sits_at_a_terminal_is_asked(
+    logged_in: Path,
+    server: StandIn,
+    tmp_path: Path,
+    orl: Orl,
+    monkeypatch: pytest.MonkeyPatch,
+    written: str,
+) -> None:
+    body = {"model": "m", "messages": [], "openrelay": {"tool_config": {"url": "https://x.example"}}}
+    path = tmp_path / "tools.jsonl"
+    path.write_text(json.dumps({"custom_id": "a", "method": "POST", "url": CHAT, "body": body}) + "\n")
+    monkeypatch.setattr(io, "StringIO", Typed)
+    monkeypatch.setattr(getattr(sys, written), "isatty", lambda: True)
+    done = orl(*create(path), stdin="n\n")
+    shown = done.err if written == "stderr" else done.out
+    assert done.status == 2
+    assert "up to 9 model calls\nGo on? [y/N] " in shown
+    assert "Nothing was submitted." in done.err
+    assert not server.batches
+    assert orl(*create(path), stdin="y\n").status == 0
+    assert server.batches
 
 
 def test_text_from_the_server_cannot_steer_the_terminal(
