@@ -10,8 +10,8 @@ from hypothesis import settings
 from tests.support.broker import EmbeddedBroker
 from tests.support.warehouse import EmbeddedWarehouse
 
-settings.register_profile("repeatable", derandomize=True)
-settings.register_profile("long", max_examples=100, stateful_step_count=30)
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("long", max_examples=100, stateful_step_count=30, deadline=None)
 settings.load_profile("repeatable")  # to search with other examples each time: --hypothesis-profile=long
 
 

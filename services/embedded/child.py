@@ -76,17 +76,20 @@ class _Running:
         self.timed_out = False
         self._pipe = pipe
 
-    def reap(self) -> None:
-        if self.process.poll() is not None:
-            self.exited.set()
+    def ended(self) -> bool:
+        """Whether it has; whoever finds out tells all that wait, for SIGCHLD comes but once."""
+        if self.process.poll() is None:
+            return False
+        self.exited.set()
+        return True
 
     def signal(self, number: signal.Signals) -> None:
-        if self.process.poll() is None:
+        if not self.ended():
             self.process.send_signal(number)
 
     async def wait(self) -> None:
         """Until it has ended."""
-        if self.process.poll() is None:
+        if not self.ended():
             await self.exited.wait()
 
     async def await_ready(self, port: int | None) -> bool:
@@ -220,7 +223,7 @@ class Child:
     def reap(self) -> None:
         """Notice which processes have ended; called after SIGCHLD."""
         for running in self._all():
-            running.reap()
+            running.ended()
 
     def signal(self, number: signal.Signals) -> None:
         if self._current is not None:
@@ -233,7 +236,7 @@ class Child:
         """
         if not self.replaceable:
             assert self._current is not None
-            self._renewing = self._current.process.poll() is None
+            self._renewing = not self._current.ended()
             await self._end(self._current, time.monotonic() + drain_s)
             return
         fresh = self._spawn()

@@ -36,6 +36,8 @@ class Limit:
         self.maximum = maximum
         self._limit = float(maximum)
         self._cut_at = float("-inf")
+        self._told = False
+        """Whether the server tells its load: then that alone makes the limit grow."""
 
     @property
     def value(self) -> int:
@@ -49,7 +51,7 @@ class Limit:
 
     def good(self, in_flight: int) -> None:
         """A call was answered while `in_flight` others were running."""
-        if in_flight + 1 >= self.value * IN_USE:
+        if not self._told and in_flight + 1 >= self.value * IN_USE:
             step = max(1.0, self.maximum / STEPS)
             self._limit = min(float(self.maximum), self._limit + step / max(1.0, self._limit))
 
@@ -59,8 +61,11 @@ class Limit:
             self._limit = max(1.0, self._limit * DECREASE)
             self._cut_at = now
 
-    def observe(self, load: Load, before: Load | None, in_flight: int) -> None:
-        """The server told its load, and `before` that the time before."""
+    def observe(self, load: Load | None, before: Load | None, in_flight: int) -> None:
+        """The server told its load, and `before` that the time before; None when it told none."""
+        self._told = load is not None
+        if load is None:
+            return
         queue = max(QUEUE_LEAST, round(load.running * QUEUE_SHARE))
         preempted = before is not None and load.preemptions > before.preemptions
         if load.waiting > queue:

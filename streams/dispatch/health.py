@@ -39,8 +39,7 @@ async def fit(pools: Mapping[str, ModelPool], client: OpenAIClient) -> None:
         loads = await asyncio.gather(*(client.load(endpoint) for endpoint in due))
         for endpoint, load in zip(due, loads, strict=True):
             asked_at[endpoint] = now
-            if load is not None:
-                endpoint.limit.observe(load, before.get(endpoint), endpoint.in_flight)
+            endpoint.limit.observe(load, before.get(endpoint), endpoint.in_flight)
             before[endpoint] = load
 
 

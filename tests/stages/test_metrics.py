@@ -72,9 +72,11 @@ def test_a_batch_is_counted_at_every_stage(
 
     def counted() -> bool:
         now = shown(host)
-        return now.get(("openrelay_meter_rows_total", ("billing.usage_events",)), 0) >= 48
+        # Who was a dispatcher before this one may keep its share until its session ends.
+        whole = now.get(("openrelay_dispatch_max_slots", (endpoint, MODEL))) == 256
+        return whole and now.get(("openrelay_meter_rows_total", ("billing.usage_events",)), 0) >= 48
 
-    until(counted, 60, "the meter's rows are not shown")
+    until(counted, 60, lambda: f"the meter's rows or all slots are not shown: {shown(host)}")
     now = shown(host)
     assert now[("openrelay_dispatch_calls_total", (MODEL, "2xx"))] >= 48
     assert now[("openrelay_dispatch_calls_total", (MODEL, "4xx"))] >= 1
@@ -82,7 +84,6 @@ def test_a_batch_is_counted_at_every_stage(
     assert now[("openrelay_dispatch_retries_total", (MODEL,))] >= 4
     assert now[("openrelay_dispatch_call_seconds_count", (MODEL,))] >= 54
     assert now[("openrelay_dispatch_slots", (endpoint, MODEL))] > 0
-    assert now[("openrelay_dispatch_max_slots", (endpoint, MODEL))] == 256
     assert now[("openrelay_dispatch_stuck_records", (MODEL,))] == 0
     assert now[("openrelay_settle_verdicts_total", ("output",))] >= 48
     assert now[("openrelay_settle_verdicts_total", ("error",))] >= 2
@@ -108,7 +109,7 @@ def test_prices_and_lag_are_written_down(
     stages = pipeline()
     host = start_control(stages, control)
     client = tables.client()
-    sql = f"SELECT tier, bps FROM billing.prices WHERE model = '{MODEL}' ORDER BY bps"
+    sql = f"SELECT DISTINCT tier, bps FROM billing.prices WHERE model = '{MODEL}' ORDER BY bps"
     until(lambda: client.query(sql).row_count, 30, "no price is recorded")
     assert client.query(sql).result_rows == [("standard", 5_000), ("expedited", 10_000)]
     sql = "SELECT partition, committed, end_offset, lag FROM billing.lag_samples WHERE group_id = 'settle'"

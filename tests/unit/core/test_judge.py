@@ -253,7 +253,7 @@ def test_one_decrease_a_cohort_and_a_slow_increase() -> None:
     assert limit.value == 10
 
 
-@given(st.integers(1, 3_000), st.integers(0, 30))
+@given(st.integers(1, 400), st.integers(0, 30))
 def test_a_limit_in_use_comes_back_however_far_it_was_cut(maximum: int, cuts: int) -> None:
     limit = Limit(maximum)
     for cut in range(cuts):

@@ -45,6 +45,19 @@ def test_an_empty_queue_lets_it_grow_to_its_maximum() -> None:
     assert limit.value == 100
 
 
+def test_answers_do_not_lengthen_the_queue_of_a_server_that_tells_it() -> None:
+    limit = Limit(100)
+    limit.observe(Load(running=10, waiting=90, cache=0.5, preemptions=0), None, 100)
+    short = limit.value
+    for _ in range(1_000):
+        limit.good(short - 1)
+    assert limit.value == short
+    limit.observe(None, None, short)
+    for _ in range(5_000):
+        limit.good(limit.value - 1)
+    assert limit.value == 100
+
+
 def test_preemptions_and_a_full_cache_stop_growth() -> None:
     limit = Limit(100)
     before = Load(running=50, waiting=0, cache=0.5, preemptions=1)
