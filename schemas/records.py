@@ -118,6 +118,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="ste
     """Requests run in all steps so far."""
     billed: list[Billed]
     """Everything that is billed in all steps so far."""
+    unbilled: list[str] = []
+    """Ids of all other requests of these steps: no id is used again, and all count towards max_requests."""
     body: msgspec.Raw | UnsetType = UNSET
     """The results that the callback is due."""
     ref: Ref | UnsetType = UNSET

@@ -93,6 +93,10 @@ class Workflow:
         self.requests = 0
         self.tokens = 0
         self.billed: list[Billed] = []
+        self.unbilled: list[str] = []
+        """Ids of the other requests of finished steps."""
+        self._used: set[str] = set()
+        """Ids of all requests of finished steps: none is used again, and so many were asked for."""
         self.results = b"[]"
         self._open: dict[str, RequestResult | None] = {}
         self._size = 0
@@ -101,7 +105,8 @@ class Workflow:
     def resume(self, step: Step, results: bytes) -> None:
         """Go on behind a step that was written down."""
         self.step, self.requests = step.step, step.requests
-        self.billed = list(step.billed)
+        self.billed, self.unbilled = list(step.billed), list(step.unbilled)
+        self._used = {entry.id for entry in self.billed} | set(self.unbilled)
         self.tokens = sum(entry.usage.input + entry.usage.output for entry in step.billed if entry.usage)
         self.results = results
 
@@ -121,7 +126,9 @@ class Workflow:
             case ContinueAnswer(requests):
                 if self.step >= self._config.max_steps:
                     return _over(f"it wants more than {self._config.max_steps} steps")
-                if self.requests + len(requests) > self._config.max_requests:
+                if not self._used.isdisjoint(request.id for request in requests):
+                    raise Malformed("the id of a request was used in an earlier step")
+                if len(self._used) + len(requests) > self._config.max_requests:
                     return _over(f"it wants more than {self._config.max_requests} requests")
                 run = [self._request(item.id, bytes(item.body)) for item in requests]
                 self._open = {request.id: None for request in run}
@@ -172,6 +179,12 @@ class Workflow:
         """All requests of the step have an end."""
         assert None not in self._open.values(), "a request of the step has no end"
         self.results = _encode(list(self._open.values()))
+        self._used.update(self._open)
+        self.unbilled += [
+            request_id
+            for request_id, result in self._open.items()
+            if result is not None and result.status != "succeeded"
+        ]
         self._open = {}
         self._size = 0
         self.step += 1

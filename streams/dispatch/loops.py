@@ -356,6 +356,7 @@ class Loops:
             step=flow.step,
             requests=flow.requests,
             billed=list(flow.billed),
+            unbilled=list(flow.unbilled),
             **await self._store.answer(request.batch, request.index, flow.results),
         )
         await self._runner.note(job, work, step)

@@ -211,6 +211,7 @@ EXAMPLES: dict[str, tuple[Any, Any]] = {
             step=1,
             requests=2,
             billed=[Billed(0, "a", Usage(17, 29, 2, 4)), Billed(0, "b", None, "usage missing")],
+            unbilled=["c"],
             body=msgspec.Raw(b"[]"),
         ),
     ),

@@ -227,7 +227,7 @@ def walk(
             action = flow.answered(end)
             assert not isinstance(action, Run)
             return action, done
-        wanted = [{"id": f"q{i}", "body": {}} for i in range(len(steps[flow.step]))]
+        wanted = [{"id": f"q{flow.step}-{i}", "body": {}} for i in range(len(steps[flow.step]))]
         action = flow.answered(json.dumps({"status": "continue", "requests": wanted}).encode())
         if not isinstance(action, Run):
             return action, done
@@ -252,6 +252,7 @@ def step_of(flow: Workflow) -> Step:
         step=flow.step,
         requests=flow.requests,
         billed=list(flow.billed),
+        unbilled=list(flow.unbilled),
         body=msgspec.Raw(flow.results),
     )
 
@@ -288,7 +289,7 @@ def test_every_succeeded_request_of_a_workflow_is_billed_once(
                 break
             started += 1
             if not isinstance(outcome, str):
-                expected.append(Billed(number, f"q{i}", outcome, "" if outcome else "usage missing"))
+                expected.append(Billed(number, f"q{number}-{i}", outcome, "" if outcome else "usage missing"))
                 tokens += 0 if outcome is None else outcome.input + outcome.output
         if over:
             break

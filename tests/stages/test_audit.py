@@ -117,7 +117,9 @@ def _loops(customer: Customer, first: int) -> list[dict[str, Any]]:
 
     def step(*prompts: str) -> dict[str, Any]:
         bodies = [{"messages": [{"role": "user", "content": prompt}]} for prompt in prompts]
-        requests = [{"id": str(i), "body": body} for i, body in enumerate(bodies)]
+        requests = [
+            {"id": prompt.split()[-1], "body": body} for prompt, body in zip(prompts, bodies, strict=True)
+        ]
         return {"status": "continue", "requests": requests}
 
     over: dict[str, Any] = {"status": "completed", "output": 10**500}

@@ -154,11 +154,12 @@ def test_every_way_to_end(pipeline: MakePipeline, customer: Customer, tables: Em
         {"status": "x"},
         {"status": "continue"},
         {"status": "continue", "requests": []},
-        {"status": "continue", "requests": [{"id": "a"}]},
+        {"status": "continue", "requests": [{"id": "b"}]},
         {"status": "continue", "requests": [{"id": 7, "body": {}}]},
-        {"status": "continue", "requests": [{"id": "a", "body": []}]},
+        {"status": "continue", "requests": [{"id": "b", "body": []}]},
         {"status": "continue", "requests": [{"id": "", "body": {}}]},
-        {"status": "continue", "requests": [{"id": "a", "body": {}}, {"id": "a", "body": {}}]},
+        {"status": "continue", "requests": [{"id": "b", "body": {}}, {"id": "b", "body": {}}]},
+        {"status": "continue", "requests": [{"id": "b", "body": {}}, {"id": "a", "body": {}}]},
         {"status": "failed"},
         {"status": "failed", "error": "no"},
         [],
@@ -179,11 +180,15 @@ def test_every_way_to_end(pipeline: MakePipeline, customer: Customer, tables: Em
     no_code = flows.add(lambda asked: {"status": "failed", "error": {"message": "no pages"}})
     expected[no_code] = ("workflow_failed", (0, 0))
     over = "workflow_limit_exceeded"
-    expected[flows.add(lambda asked: first, max_steps=2)] = (over, (2, 2))
-    expected[flows.add(after_one(go_on(a="x", b="y")), max_requests=2)] = (over, (1, 1))
+    endless = go_on(a="usage:3/2 first"), go_on(b="usage:3/2 second"), go_on(c="usage:3/2 third")
+    expected[flows.add(lambda asked: endless[asked["step"]], max_steps=2)] = (over, (2, 2))
+    expected[flows.add(after_one(go_on(b="x", c="y")), max_requests=2)] = (over, (1, 1))
     many = {"status": "continue", "requests": [{"id": str(i), "body": {}} for i in range(200_000)]}
     expected[flows.add(lambda asked: many)] = (over, (0, 0))
-    expected[flows.add(lambda asked: go_on(a="usage:6/4 tokens"), max_tokens=20)] = (over, (3, 2))
+    expected[flows.add(lambda asked: go_on(**{f"a{asked['step']}": "usage:6/4 tokens"}), max_tokens=20)] = (
+        over,
+        (3, 2),
+    )
     bare = flows.add(lambda asked: {"status": "completed"})
 
     stages = pipeline()
@@ -307,7 +312,9 @@ def test_a_restarted_dispatcher_goes_on_behind_the_last_finished_step(
         if asked["step"] == blocked[asked["custom_id"]]:
             await customer.held()
         if asked["step"] < 3:
-            return go_on(a=f"usage:1/1 restart {asked['custom_id']} step {asked['step']}", b="big:300000 x")
+            step = asked["step"]
+            prompt = f"usage:1/1 restart {asked['custom_id']} step {step}"
+            return go_on(**{f"a{step}": prompt, f"b{step}": "big:300000 x"})
         return done(len(asked["results"]))
 
     stages = pipeline()
@@ -336,7 +343,9 @@ def test_a_restarted_dispatcher_goes_on_behind_the_last_finished_step(
         report = output[custom_id]["response"]["body"]["openrelay"]
         assert (report["workflow_steps"], report["workflow_requests"]) == (3, 6)
     check_rows(
-        tables, state, *(f"{i} usage:{step}:{name}" for i in range(2) for step in range(3) for name in "ab")
+        tables,
+        state,
+        *(f"{i} usage:{step}:{name}{step}" for i in range(2) for step in range(3) for name in "ab"),
     )
 
 
@@ -386,7 +395,8 @@ def test_a_cancelled_batch_lets_running_workflows_end(
     async def callback(asked: dict[str, Any]) -> Any:
         if asked["step"] == 1:
             await customer.held()
-        return go_on(a=f"usage:1/1 cancelled {asked['step']}") if asked["step"] < 2 else done("whole")
+        step = asked["step"]
+        return go_on(**{f"a{step}": f"usage:1/1 cancelled {step}"}) if step < 2 else done("whole")
 
     def retries(asked: dict[str, Any]) -> Any:
         return go_on(a="usage:4/4 before", b="retry-after:30:9 cancelled")
@@ -421,7 +431,8 @@ def test_kills_at_any_instant_lose_and_double_nothing(
         if step == 4:
             return done(step) if int(name[1:]) % 3 else {"status": "failed", "error": {"message": "no"}}
         assert step == 0 or len(asked["results"]) == 2
-        return go_on(a=f"usage:7/{step} slow:0.05 kills {name}", b=f"usage:1/1 kills {name}")
+        prompts = f"usage:7/{step} slow:0.05 kills {name}", f"usage:1/1 kills {name}"
+        return go_on(**{f"{each}{step}": prompt for each, prompt in zip("ab", prompts, strict=True)})
 
     stages = pipeline()
     stages.start(*ROLES, "meter")
@@ -454,7 +465,7 @@ def test_kills_at_any_instant_lose_and_double_nothing(
         steps = report["workflow_steps"]
         assert name in given_up or steps == 4
         assert report["workflow_requests"] == 2 * steps
-        rows += [f"{i} usage:{step}:{each}" for step in range(steps) for each in "ab"]
+        rows += [f"{i} usage:{step}:{each}{step}" for step in range(steps) for each in "ab"]
     for i in range(30, 60):
         if f"r{i}" not in given_up:
             assert output[f"r{i}"]["response"]["body"]["usage"]["prompt_tokens"] == 8

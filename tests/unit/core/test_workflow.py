@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from schemas.ids import BatchId
 from schemas.money import Price, Usage
+from schemas.records import Step
 from streams.core import workflow as core
 from streams.core.toolconfig import WorkflowConfig
 from streams.core.workflow import MAX_MESSAGE, MAX_REQUEST_ID, Completed, Ended, Malformed, Run, Workflow
@@ -95,6 +97,49 @@ def test_the_step_after_the_last_and_the_request_over_the_limit_run_nothing() ->
     too_many = flow().answered(go_on(*((str(i), b"{}") for i in range(5))))
     assert isinstance(too_many, Ended)
     assert flow().answered(go_on(*((str(i), b"{}") for i in range(4))))
+
+
+def test_an_id_is_used_once_in_a_record_whatever_became_of_its_request() -> None:
+    before = flow(max_steps=9, max_requests=9)
+    a, b, _ = run(before, go_on(("a", b"{}"), ("b", b"{}"), ("c", b'{"stream":true}'))).requests
+    assert before.may_start()
+    before.succeeded(a, 200, b"{}", Usage(1, 1), "")
+    before.failed(b, "request_time_limit", "x")
+    before.end_step()
+    for workflow in (before, resumed(before, max_steps=9, max_requests=9)):
+        for name in "abc":
+            with pytest.raises(Malformed):
+                workflow.answered(go_on(("d", b"{}"), (name, b"{}")))
+        assert isinstance(workflow.answered(go_on(("d", b"{}"))), Run)
+
+
+def test_requests_that_may_not_run_count_as_requests_of_their_step() -> None:
+    before = flow()
+    run(before, go_on(("a", b'{"stream":true}'), ("b", b'{"openrelay":{}}'), ("c", b'{"model":"other"}')))
+    before.end_step()
+    for workflow in (before, resumed(before)):
+        ended = workflow.answered(go_on(("d", b"{}"), ("e", b"{}")))
+        assert isinstance(ended, Ended)
+        assert ended.code == "workflow_limit_exceeded"
+        assert isinstance(workflow.answered(go_on(("d", b"{}"))), Run)
+        assert workflow.report(PRICE).workflow_requests == 0
+
+
+def resumed(before: Workflow, **limits: int) -> Workflow:
+    """The workflow as somebody goes on with it who knows what was written down."""
+    workflow = flow(**limits)
+    step = Step(
+        batch=BatchId("b"),
+        index=0,
+        custom_id="r",
+        origin=(0, 0),
+        step=before.step,
+        requests=before.requests,
+        billed=before.billed,
+        unbilled=before.unbilled,
+    )
+    workflow.resume(step, before.results)
+    return workflow
 
 
 def test_tokens_are_looked_at_before_each_start() -> None:
