@@ -8,7 +8,9 @@ refused as a whole. An operator may allow ranges; those are looked at first.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from contextlib import suppress
 from ipaddress import (
     IPv4Address,
     IPv4Network,
@@ -17,6 +19,11 @@ from ipaddress import (
     ip_address,
     ip_network,
 )
+
+MAX_LABEL = 63
+"""Characters between two dots of a name."""
+
+_DECIMAL = re.compile(r"(?:0|[1-9][0-9]{0,2})(?:\.(?:0|[1-9][0-9]{0,2})){3}")
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
@@ -88,33 +95,23 @@ def is_public(address: Address) -> bool:
 
 
 def host_literal(host: str) -> Address | None:
-    """The address a URL's host spells out, None for a name.
+    """The address a URL's host spells out, None for a name. Raises ValueError; it does not repeat the host.
 
-    `[…]` is IPv6. A host whose last label is a number is IPv4 in any of the spellings resolvers accept
-    (`127.1`, `0x7f000001`, `0177.0.0.1`). Raises ValueError for one that looks like an address and is none.
+    `[…]` is IPv6. A host whose last label is a number is IPv4, as four decimal numbers: the other spellings
+    (`127.1`, `0x7f000001`, `0177.0.0.1`) mean different addresses to different readers, or none.
     """
     if host.startswith("["):
-        if not host.endswith("]") or "%" in host:
-            raise ValueError("not an IPv6 address")
-        return IPv6Address(host[1:-1])
-    labels = host.removesuffix(".").lower().split(".")
-    last = labels[-1]
-    if not (last.isdigit() or last.startswith("0x")):
-        return None
-    if len(labels) > 4:
-        raise ValueError("not an IPv4 address")
-    numbers = [_number(label) for label in labels]
-    value = numbers[-1]
-    if value >= 256 ** (5 - len(numbers)) or any(number > 255 for number in numbers[:-1]):
-        raise ValueError("not an IPv4 address")
-    for position, number in enumerate(numbers[:-1]):
-        value += number << (8 * (3 - position))
-    return IPv4Address(value)
-
-
-def _number(label: str) -> int:
-    if len(label) > 16:
-        raise ValueError("not an IPv4 address")
-    if label.startswith("0x"):
-        return int(label[2:] or "0", 16)
-    return int(label, 8 if label.startswith("0") and label != "0" else 10)
+        if host.endswith("]") and "%" not in host:
+            with suppress(ValueError):
+                return IPv6Address(host[1:-1])
+        raise ValueError("what is in brackets is an IPv6 address, without a zone")
+    labels = host.removesuffix(".").split(".")
+    last = labels[-1].lower()
+    if last.isdigit() or last.startswith("0x"):
+        if _DECIMAL.fullmatch(host) is not None:
+            with suppress(ValueError):
+                return IPv4Address(host)
+        raise ValueError("an IPv4 address is written as four decimal numbers up to 255")
+    if not all(0 < len(label) <= MAX_LABEL for label in labels):
+        raise ValueError(f"each part of a name has 1 to {MAX_LABEL} characters")
+    return None

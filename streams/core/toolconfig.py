@@ -102,8 +102,8 @@ class UrlPolicy:
             return "has a port outside 1 to 65535"
         try:
             address = host_literal(authority[1])
-        except ValueError:
-            return "has no usable host"
+        except ValueError as error:
+            return f"has no usable host: {error}"
         if address is not None and not self._addresses.permits(address):
             return "must not name an address that is not public"
         return None

@@ -109,9 +109,18 @@ def test_configs_must_be_objects(value: Any) -> None:
         "https://256.1.1.1/",
         "https://0x/",
         "https://09.1.1.1/",
+        "https://127.1/",
+        "https://2130706433/",
+        "https://0x7F.1/",
+        "https://134744072/",
+        "https://a..example/",
+        "https://.example/",
+        f"https://{'x' * 64}.example/",
     ],
 )
 def test_bad_urls(url: Any) -> None:
+    anywhere = UrlPolicy(Egress(allow_cidrs=("0.0.0.0/0", "::/0")))
+    assert anywhere.fault(url) is not None
     assert judge(tool(url=url)) == ("invalid_tool_config", "body.openrelay.tool_config.url")
     assert judge(flow(url=url)) == ("invalid_workflow", "body.openrelay.workflow.url")
 
@@ -120,13 +129,7 @@ def test_bad_urls(url: Any) -> None:
     "host",
     [
         "127.0.0.1",
-        "127.0.0.1.",
-        "127.1",
-        "2130706433",
-        "0x7f000001",
-        "0x7F.1",
-        "0177.0.0.1",
-        "0",
+        "0.0.0.0",
         "10.0.0.1",
         "172.16.0.1",
         "192.168.1.1",
