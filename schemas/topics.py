@@ -68,7 +68,7 @@ CATALOGUE: tuple[Topic, ...] = (
         owner="api",
         readers=("api",),
         key="<file id>:<fact>",
-        holds="files stored, used as input and deleted",
+        holds="files put, stored, used as input and deleted",
         partitions="facts",
         config=COMPACTED,
     ),

@@ -24,6 +24,7 @@ from services.api.readmodel import FileRow, PutRow
 from services.api.refusals import Refusal
 from services.api.uploads import Attempt, Pending, RecordCounter, expiry, parse_put
 from streams.blobs import BlobMissing
+from streams.crashpoints import passing
 
 LEAST_TTL_S, MOST_TTL_S = 3_600, 2_592_000
 MAX_LISTED = 10_000
@@ -132,7 +133,9 @@ class FileRoutes:
         with uploads.slots.take(ticket.organization):
             body = pieces(request, ticket.bytes, _wrong_size(ticket))
             await uploads.receive(attempt.name, body, ticket.bytes, None)
+        passing("api.putting")
         await uploads.use(attempt, ticket.organization, ticket.bytes)
+        passing("api.put")
         await model.barrier()
         first = model.put(ticket.file)
         if first is None or first.object != attempt.name:

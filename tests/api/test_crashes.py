@@ -156,6 +156,46 @@ def test_the_broker_is_down(mortal: Host, own_broker: EmbeddedBroker) -> None:
         create(client)
 
 
+@pytest.mark.parametrize(("point", "again"), [("api.putting", 200), ("api.put", 409)])
+def test_killed_at_the_end_of_a_put(mortal: Host, point: str, again: int) -> None:
+    """Before the log knows of it the URL is unused, afterwards it is used and the file can be completed."""
+    mortal.stop()
+    mortal.start(OPENRELAY_CRASH_AT=f"{point}:1")
+    content = jsonl([record("a")])
+    with mortal.client() as client:
+        ticket = client.post("/v1/files/presign", json={"bytes": len(content)}).json()
+        with pytest.raises(httpx.TransportError):
+            client.put(ticket["put_url"], content=content)
+        mortal.kill()
+        mortal.start()
+        assert client.put(ticket["put_url"], content=content).status_code == again
+        client.post(f"/v1/files/{ticket['file_id']}/complete").raise_for_status()
+        assert client.get(f"/v1/files/{ticket['file_id']}/content").content == content
+        create(client, input_file_id=ticket["file_id"])
+    mortal.check_log()
+
+
+def test_a_put_whose_acknowledgement_does_not_come(mortal: Host, own_broker: EmbeddedBroker) -> None:
+    """Its client is told 503; what it sent stays, since the log may know of it by and by."""
+    mortal.stop()
+    mortal.start(OPENRELAY_CRASH_AT="api.putting~1")
+    assert mortal.child is not None
+    api = psutil.Process(mortal.child.pid)
+    content = jsonl([record("a")])
+    with mortal.client() as client, ThreadPoolExecutor(1) as thread:
+        ticket = client.post("/v1/files/presign", json={"bytes": len(content)}).json()
+        sending = thread.submit(client.put, ticket["put_url"], content=content)
+        until(lambda: api.status() == psutil.STATUS_STOPPED, 60, "the moment before")
+        own_broker.pause()
+        api.resume()
+        assert sending.result().status_code == 503
+        own_broker.resume()
+        path = f"/v1/files/{ticket['file_id']}/complete"
+        until(lambda: client.post(path).status_code == 200, 60, "the file")
+        assert client.put(ticket["put_url"], content=content).status_code == 409
+        assert client.get(f"/v1/files/{ticket['file_id']}/content").content == content
+
+
 def test_an_acknowledgement_that_does_not_come(mortal: Host, own_broker: EmbeddedBroker) -> None:
     """The broker stops just before the batch is created: it is withdrawn, though its fact lands later."""
     mortal.stop()
