@@ -142,6 +142,35 @@ def test_the_window_ends_over_a_tool(pipeline: MakePipeline, customer: Customer)
     assert error["r0"]["error"]["code"] == "batch_expired"
 
 
+def test_a_session_is_closed_however_its_record_ends(
+    pipeline: MakePipeline, customer: Customer, simulator: Simulator
+) -> None:
+    stages = pipeline()
+    stages.start(*ROLES)
+    url = f"{customer.url}/mcp/session"
+    waits = "tools:2 at:1 retry-after:30:9 session"
+    cancelled = stages.create([with_tools("r0", waits, url, type="mcp")])
+    until(lambda: simulator.calls()["prompts"].get(waits, 0) >= 2, 30, "the second turn is not tried")
+    assert len(customer.sessions) == 1
+    stages.cancel(cancelled)
+    until(lambda: not customer.sessions, 10, "the session of the cancelled record is open")
+
+    failing = stages.create([with_tools("r0", "tools:2 at:1 status:400 session", url, type="mcp")])
+    expired = stages.create(
+        [
+            with_tools("r0", "tools:2 session", f"{url}/30", type="mcp"),
+            with_tools("r1", "tools:2 at:1 slow:30 session", url, type="mcp"),
+        ],
+        window_s=4.0,
+    )
+    until(lambda: len(customer.sessions) >= 2, 30, "the tools are not called")
+    _, error = lines(stages, expired, 2)
+    assert {line["error"]["code"] for line in error.values()} == {"batch_expired"}
+    lines(stages, failing, 1)
+    lines(stages, cancelled, 1)
+    until(lambda: not customer.sessions, 10, lambda: f"{customer.sessions} are open")
+
+
 def test_a_killed_dispatcher_runs_the_loop_again_with_the_same_ids(
     pipeline: MakePipeline, customer: Customer
 ) -> None:

@@ -8,6 +8,8 @@ The path says how it behaves; everything it is sent is kept.
     /tools/status/CODE     an HTTP error
     /tools/round/N/CODE    the error from round N on, the ordinary answer before
     /mcp                   an MCP server without sessions, whose one tool says what it was asked
+    /mcp/session           the same with a session, kept in `sessions` until it is closed
+    /mcp/session/S         the same, whose tool takes S seconds
     /flow/NAME             the callback registered under NAME: takes the request, gives the answer
 """
 
@@ -41,6 +43,7 @@ class Customer:
         self.port = free_port()
         self.received: list[Received] = []
         self.callbacks: dict[str, Callback] = {}
+        self.sessions: set[str] = set()
         self.running = 0
         self.peak = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -81,6 +84,7 @@ class Customer:
             self._stop, self._released = asyncio.Event(), asyncio.Event()
             app = web.Application(client_max_size=64 * 1024 * 1024)
             app.router.add_post("/{path:.*}", self._handle)
+            app.router.add_delete("/mcp/{path:.*}", self._close_session)
             runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
             await runner.setup()
             await web.TCPSite(runner, "127.0.0.1", self.port, backlog=2048).start()
@@ -103,6 +107,14 @@ class Customer:
                 return web.json_response(answer)
             case ["mcp"]:
                 return mcp(body)
+            case ["mcp", "session", *slow]:
+                answer = mcp(body)
+                if body["method"] == "initialize":
+                    answer.headers["Mcp-Session-Id"] = session = f"session-{len(self.received)}"
+                    self.sessions.add(session)
+                elif body["method"] == "tools/call":
+                    await asyncio.sleep(float(slow[0]) if slow else 0)
+                return answer
             case ["tools", "status", code]:
                 return web.Response(status=int(code), text="no")
             case ["tools", "size", size]:
@@ -119,6 +131,10 @@ class Customer:
                 if len(seen) >= int(number):
                     return web.Response(status=int(code), text="no")
         return web.json_response({"results": [said(call) for call in body["tool_calls"]]})
+
+    async def _close_session(self, request: web.Request) -> web.Response:
+        self.sessions.remove(request.headers["Mcp-Session-Id"])
+        return web.Response()
 
 
 def mcp(asked: dict[str, Any]) -> web.Response:
