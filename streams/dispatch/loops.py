@@ -107,7 +107,7 @@ class Loops:
         """A record is about to run: it counts from now on, not only when its task has its first turn."""
         organization = _organization(job)
         self._under_way[organization] = self._under_way.get(organization, 0) + 1
-        self._holds[work] = self._memory.hold(organization, work.size)
+        self._holds[work] = self._memory.hold(organization, job.model, work.size)
         metrics.LOOPS.inc()
 
     def end(self, job: Job, work: Work) -> None:
@@ -228,7 +228,7 @@ class Loops:
                     )
                 del end  # the tools may take long
                 hold.resize(work.size + loop.size + COPIES * len(action.message))
-                async with self._outside(job, config.url, config.type):
+                async with self._outside(job, work, config.url, config.type):
                     contents = await executor.run(action)
                 loop = loop.ran(action, contents)
                 del action, contents
@@ -297,7 +297,7 @@ class Loops:
                 backoff_s = min(MAX_BACKOFF_S, self._limits.retry_backoff_s * 2.0 ** (attempt - 1))
                 await self._pause(job, backoff_s * (0.5 + random.random() / 2))
             try:
-                async with self._outside(job, config.url, "callback"):
+                async with self._outside(job, work, config.url, "callback"):
                     answer = await call_back(self.egress, config, body, self._holds[work])
                 return await self.egress.take_apart(flow.answered, answer)
             except Malformed as error:
@@ -388,9 +388,12 @@ class Loops:
     # ---- waiting ----
 
     @asynccontextmanager
-    async def _outside(self, job: Job, url: str, kind: str) -> AsyncIterator[None]:
-        """A place for a request to what a customer runs, counted and timed."""
-        async with self.egress.place(url, _organization(job)):
+    async def _outside(self, job: Job, work: Work, url: str, kind: str) -> AsyncIterator[None]:
+        """A place for a request to what a customer runs, counted and timed.
+
+        Those that hold the places may wait for the memory that the eldest will leave.
+        """
+        async with self.egress.place(url, _organization(job), self._holds[work].eldest):
             started = asyncio.get_running_loop().time()
             outcome = "failed"
             try:

@@ -1,8 +1,10 @@
 """The memory of records under way: what they hold together is bounded, and none waits for ever.
 
-A record that would grow waits until others have given room, unless it is the one that began first: that one
-always goes on, so there is always one that will end and leave its room to the others. One organization's
-records have a part of the whole, so that those of others find some.
+A record that would grow waits until others have given room, unless it is the eldest of its model, the one
+that began first: that one always goes on, so there is always one that will end and leave its room to the
+others. One of each model, since those of a model whose servers are out end no sooner than these are back.
+What else an eldest waits for is not held by those that wait here, or it is let past them (`Hold.eldest`).
+One organization's records have a part of the whole, so that those of others find some.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 MAX_BYTES = 96 * 1024 * 1024
-"""Of all records together; the one that began first may go beyond."""
+"""Of all records together; the eldest of each model may go beyond."""
 
 MAX_ORGANIZATION_BYTES = MAX_BYTES // 2
 
@@ -31,8 +33,10 @@ class Memory:
     def __init__(self, most: int = MAX_BYTES, organization_most: int = MAX_ORGANIZATION_BYTES) -> None:
         self._most = most
         self._organization_most = organization_most
-        self._holds: dict[Hold, None] = {}
-        """In the order they began."""
+        self._holds: dict[str, dict[Hold, None]] = {}
+        """By model, in the order they began."""
+        self._records: dict[str, int] = {}
+        """By organization, how many there are."""
         self._organizations: dict[str, int] = {}
         self._waiting: dict[asyncio.Future[None], tuple[Hold, int]] = {}
         self.used = 0
@@ -41,10 +45,12 @@ class Memory:
         part = self._organizations.get(organization, 0)
         return self.used >= self._most or part >= self._organization_most
 
-    def hold(self, organization: str, size: int) -> Hold:
+    def hold(self, organization: str, model: str, size: int) -> Hold:
         """A record that begins, with what it holds from the start. `end` it."""
-        hold = Hold(self, organization)
-        self._holds[hold] = None
+        hold = Hold(self, organization, model)
+        self._holds.setdefault(model, {})[hold] = None
+        self._records[organization] = self._records.get(organization, 0) + 1
+        self._name_eldest(model)
         hold.size = size
         self.add(hold, size)
         return hold
@@ -52,7 +58,7 @@ class Memory:
     # ---- for holds ----
 
     def fits(self, hold: Hold, size: int) -> bool:
-        if hold is next(iter(self._holds), None):
+        if hold.eldest.is_set():
             return True
         part = self._organizations.get(hold.organization, 0) + size
         return self.used + size <= self._most and part <= self._organization_most
@@ -77,12 +83,21 @@ class Memory:
             self._waiting.pop(room, None)
 
     def end(self, hold: Hold) -> None:
-        del self._holds[hold]
+        del self._holds[hold.model][hold]
+        self._name_eldest(hold.model)
         self.used -= hold.size
         self._organizations[hold.organization] -= hold.size
-        if not any(other.organization == hold.organization for other in self._holds):
-            del self._organizations[hold.organization]
+        self._records[hold.organization] -= 1
+        if not self._records[hold.organization]:
+            del self._records[hold.organization], self._organizations[hold.organization]
         self._serve()
+
+    def _name_eldest(self, model: str) -> None:
+        eldest = next(iter(self._holds[model]), None)
+        if eldest is None:
+            del self._holds[model]
+        else:
+            eldest.eldest.set()
 
     def _serve(self) -> None:
         """Let those go on that there is room for, in the order they came."""
@@ -96,9 +111,12 @@ class Memory:
 class Hold:
     """What one record holds."""
 
-    def __init__(self, memory: Memory, organization: str) -> None:
+    def __init__(self, memory: Memory, organization: str, model: str) -> None:
         self._memory = memory
         self.organization = organization
+        self.model = model
+        self.eldest = asyncio.Event()
+        """Set once all records of its model that began earlier have ended."""
         self.size = 0
         self.limit: int | None = None
         """What it may come to at most, copies that are borrowed for not counted."""

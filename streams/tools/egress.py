@@ -168,9 +168,14 @@ class Egress:
         await self._resolver.close()
 
     @asynccontextmanager
-    async def place(self, url: str, organization: str) -> AsyncIterator[None]:
-        """Hold a place for requests to this host, for this organization; waits until there is one."""
-        async with self._organizations.of(organization), self._hosts.of(_host(url)):
+    async def place(
+        self, url: str, organization: str, let_past: asyncio.Event | None = None
+    ) -> AsyncIterator[None]:
+        """Hold a place for requests to this host, for this organization; waits until there is one.
+
+        Or goes on without when `let_past` is set, or has been: others may hold their places until it has.
+        """
+        async with self._organizations.of(organization, let_past), self._hosts.of(_host(url), let_past):
             yield
 
     def leave(self, request: Coroutine[Any, Any, None]) -> None:
@@ -265,16 +270,39 @@ class Places:
         self._known: dict[str, tuple[asyncio.Semaphore, list[int]]] = {}
 
     @asynccontextmanager
-    async def of(self, key: str) -> AsyncIterator[None]:
+    async def of(self, key: str, let_past: asyncio.Event | None = None) -> AsyncIterator[None]:
         semaphore, users = self._known.setdefault(key, (asyncio.Semaphore(self._most), [0]))
         users[0] += 1
+        held = False
         try:
-            async with semaphore:
-                yield
+            if let_past is None or not semaphore.locked():
+                held = await semaphore.acquire()
+            else:
+                held = await _unless(let_past, semaphore)
+            yield
         finally:
+            if held:
+                semaphore.release()
             users[0] -= 1
             if not users[0]:
                 del self._known[key]
+
+
+async def _unless(let_past: asyncio.Event, semaphore: asyncio.Semaphore) -> bool:
+    """Wait for the semaphore, or until `let_past`; whether it was acquired."""
+    acquiring = asyncio.ensure_future(semaphore.acquire())
+    passing = asyncio.ensure_future(let_past.wait())
+    try:
+        await asyncio.wait({acquiring, passing}, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        if acquiring.done():
+            semaphore.release()
+        raise
+    finally:
+        passing.cancel()
+        if not acquiring.done():
+            acquiring.cancel()
+    return acquiring.done()
 
 
 class _Resolver(AbstractResolver):

@@ -368,6 +368,27 @@ async def test_places_are_bounded_and_given_in_turn() -> None:
     assert not places._known
 
 
+async def test_who_is_let_past_needs_no_place() -> None:
+    places, let_past = Places(1), asyncio.Event()
+    entered: list[str] = []
+
+    async def enter(name: str) -> None:
+        async with places.of("host", let_past):
+            entered.append(name)
+
+    async with places.of("host"):
+        waits, gone = asyncio.create_task(enter("waits")), asyncio.create_task(enter("gone"))
+        await asyncio.sleep(0.01)
+        gone.cancel()
+        await asyncio.wait([gone])
+        assert not entered
+        let_past.set()
+        await waits
+        await enter("later")
+        assert entered == ["waits", "later"]
+    assert not places._known
+
+
 @pytest.mark.parametrize(
     ("script", "again"),
     [
