@@ -202,25 +202,19 @@ def test_large_results_of_tools_take_a_bounded_part_of_the_memory(
 ) -> None:
     stages = pipeline(slots=16)
     stages.start(*ROLES)
-    before = peak_mib(stages)
+    before = stages.peak_mib("dispatch")
     large = f"{customer.url}/tools/size/{7 << 20}"
     endless = [with_tools(f"r{i}", f"tools:8 endless {i}", large) for i in range(8)]
     several = [with_tools(f"r{i}", f"tools:3 several {i}", large) for i in range(8, 16)]
     batch = stages.create(endless + several)
     output, error = lines(stages, batch, 16)
-    grown = peak_mib(stages) - before
+    grown = stages.peak_mib("dispatch") - before
     print(f"dispatch: {before} MiB, and {grown} MiB more at its peak")
     assert output.keys() == {f"r{i}" for i in range(8, 16)}
     for line in error.values():
         assert line["error"]["code"] == "tool_execution_failed"
         assert "32 MiB" in line["error"]["message"]
     assert grown <= 400
-
-
-def peak_mib(stages: Pipeline) -> int:
-    """Most memory the dispatcher has had resident."""
-    status = Path(f"/proc/{stages.children['dispatch'].pid}/status").read_text("utf-8")
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")) >> 10
 
 
 @pytest.mark.parametrize(("sdk", "options"), [(1, ()), (2, ()), (2, ("stateless", "json"))])

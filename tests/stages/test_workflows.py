@@ -280,6 +280,31 @@ def test_requests_that_may_not_run_and_requests_that_fail(
     assert "never" not in simulator.calls()["prompts"]
 
 
+def test_large_results_take_a_bounded_part_of_the_memory(pipeline: MakePipeline, customer: Customer) -> None:
+    def callback(requests: int) -> Callback:
+        prompts = {f"q{i}": f"big:7000000 usage:1/1 {i}" for i in range(requests)}
+        return lambda asked: done() if asked["step"] else go_on(**prompts)
+
+    stages = pipeline(slots=8)
+    stages.start(*ROLES)
+    before = stages.peak_mib("dispatch")
+    flows = Flows(customer)
+    too_many = {flows.add(callback(12)) for _ in range(6)}
+    enough = {flows.add(callback(4)) for _ in range(6)}
+    batch = stages.create(flows.records)
+    _, output, error = finish(stages, batch, 12)
+    grown = stages.peak_mib("dispatch") - before
+    print(f"dispatch: {before} MiB, and {grown} MiB more at its peak")
+    assert output.keys() == enough
+    assert error.keys() == too_many
+    for line in error.values():
+        assert line["error"]["code"] == "workflow_limit_exceeded"
+        assert "32 MiB" in line["error"]["message"]
+        report = line["openrelay"]
+        assert 5 <= report["workflow_requests"] == report["usage"]["input_tokens"] <= 12
+    assert grown <= 500
+
+
 def test_a_callback_that_is_not_there_is_called_again_with_the_same_step(
     pipeline: MakePipeline, customer: Customer
 ) -> None:

@@ -109,6 +109,11 @@ class Pipeline:
         child.send_signal(signal.SIGTERM)
         return child.wait(timeout=60)
 
+    def peak_mib(self, name: str) -> int:
+        """The most memory a role has had resident."""
+        status = Path(f"/proc/{self.children[name].pid}/status").read_text("utf-8")
+        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")) >> 10
+
     def log(self, name: str) -> Path:
         return self.directory / f"{name}.log"
 
