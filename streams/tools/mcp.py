@@ -248,7 +248,7 @@ class McpExecutor:
                     message = await self._egress.take_apart(_response, await reply.read())
                 answer = heard or _Answer(reply.status, session, message, 0)
                 return answer._replace(size=reply.size)
-        except EgressFailed:
+        except (EgressFailed, ToolFailed):
             if heard is None:
                 raise
             return heard._replace(size=0)  # the room was given back

@@ -452,6 +452,12 @@ async def test_a_response_counts_although_its_stream_breaks(egress: Egress) -> N
     assert contents == ["here"]
 
 
+async def test_a_response_counts_whatever_its_stream_says_behind_it(egress: Egress) -> None:
+    server = Server(tools_call=lambda asked: [stream(reply(asked, text("here"))), event(b"not json")])
+    contents, _ = await run(egress, server)
+    assert contents == ["here"]
+
+
 async def test_what_is_behind_the_response_may_be_another(egress: Egress) -> None:
     def twice(asked: Asked) -> Pieces:
         return [stream(reply(asked, text("first"))), 0.05, event(reply(asked, text("last")))]
