@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import threading
 from collections.abc import Callable
@@ -15,6 +16,9 @@ from schemas.settings import Settings
 from services.process import signal_ready
 from services.settings import SettingsError
 from streams.blobs.stores import open_blobs
+
+GARBAGE_EVERY = 50_000
+"""Objects made and kept until the dispatcher looks for cycles among the young ones."""
 
 log = structlog.get_logger("openrelay.roles")
 
@@ -37,6 +41,7 @@ def dispatch(settings: Settings, slot: int, reread: Callable[[], Settings]) -> N
                 log.error("settings were not read again", error=str(error))
 
         loop.add_signal_handler(signal.SIGHUP, configure)
+        _collect_seldom()
         await dispatcher.run(stopping, signal_ready)
 
     uvloop.run(main())
@@ -73,6 +78,16 @@ def meter(settings: Settings, slot: int) -> None:
     app = build(settings, _instance("meter", slot), open_insert, signal_ready)
     worker = faust.Worker(app, loglevel=None, override_logging=False, redirect_stdouts=False, quiet=True)
     worker.execute_from_commandline()
+
+
+def _collect_seldom() -> None:
+    """Calls make few cycles; looking for them as often as usual keeps slots empty for milliseconds at a time.
+
+    What is there now stays for as long as the process and is not looked at again.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GARBAGE_EVERY, 20, 100)
 
 
 def _instance(role: str, slot: int) -> str:
