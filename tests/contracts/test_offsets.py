@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.broker import EmbeddedBroker
 from tests.support.command import environment
 from tests.support.until import until
@@ -30,6 +32,7 @@ while True:
 """
 
 
+@pytest.mark.faults
 def test_no_death_of_the_broker_ends_the_process_that_asks(tmp_path: Path) -> None:
     broker = EmbeddedBroker(tmp_path / "kafka")
     broker.start()

@@ -201,6 +201,7 @@ def test_stopped_past_their_session_and_continued(tmp_path: Path, simulator: Sim
             client.check(ended, [f"{label}{i}" for i in range(count)])
 
 
+@pytest.mark.faults
 def test_everything_killed_right_after_the_answer(tmp_path: Path, simulator: Simulator) -> None:
     """A 200 to create means the batch is kept, even if that was the last thing anybody said."""
     with Stack(tmp_path / "stack", settings(simulator)) as stack, Client(stack) as client:

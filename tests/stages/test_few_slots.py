@@ -68,6 +68,7 @@ def test_two_endpoints_of_one_slot_each(
     assert simulator.stats()["peak_open"] == 1
 
 
+@pytest.mark.faults
 def test_slots_are_taken_away_and_given_back_under_a_batch(
     pipeline: MakePipeline, simulator: Simulator
 ) -> None:

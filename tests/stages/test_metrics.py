@@ -122,6 +122,7 @@ def test_prices_and_lag_are_written_down(
     assert shown(host)[("openrelay_lag_oldest_seconds", ("settle", "results"))] >= 0
 
 
+@pytest.mark.faults
 def test_a_record_that_is_passed_over_is_counted_and_named(
     pipeline: MakePipeline, control: list[ControlHost]
 ) -> None:
