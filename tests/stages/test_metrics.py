@@ -119,7 +119,8 @@ def test_prices_and_lag_are_written_down(
         assert 0 <= partition < partitions
         assert lag == end - max(committed, 0)
     client.close()
-    assert shown(host)[("openrelay_lag_oldest_seconds", ("settle", "results"))] >= 0
+    oldest = ("openrelay_lag_oldest_seconds", ("settle", "results"))
+    until(lambda: shown(host).get(oldest, -1) >= 0, 30, "the age of the oldest record is not shown")
 
 
 @pytest.mark.faults
