@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,24 +12,15 @@ from schemas.settings import Storage
 from tests.api.conftest import api_settings
 from tests.api.host import CHAT, Host, error
 from tests.support.broker import EmbeddedBroker
+from tests.support.disk import mounted
 
 SIZE_MB = 2
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "blobs"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={SIZE_MB}m", "openrelay-test", str(place)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip(f"a small file system needs the right to mount one: {mounted.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
+    with mounted(tmp_path / "blobs", SIZE_MB) as place:
+        yield place
 
 
 def files(place: Path) -> list[Path]:

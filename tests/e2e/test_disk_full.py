@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import httpx
 import pytest
 
 from tests.e2e.test_kills import KEY, LATENCY_MS, Client, records, settings
+from tests.support.disk import mounted
 from tests.support.simulator import Simulator
 from tests.support.stack import Stack
 from tests.support.until import until
@@ -34,18 +34,8 @@ def simulator(tmp_path: Path) -> Iterator[Simulator]:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own where the stack's broker keeps its data."""
-    place = tmp_path / "stack" / "data" / "kafka"
-    place.mkdir(parents=True)
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={SIZE_MB}m", "openrelay-test", str(place)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip(f"a small file system needs the right to mount one: {mounted.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
+    with mounted(tmp_path / "stack" / "data" / "kafka", SIZE_MB) as place:
+        yield place
 
 
 def fill(place: Path) -> Path:

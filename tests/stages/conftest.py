@@ -11,6 +11,7 @@ import pytest
 from schemas.settings import Limits, Pool
 from services.warehouse.migrate import migrate
 from tests.support.broker import EmbeddedBroker
+from tests.support.cluster import Cluster
 from tests.support.pipeline import Pipeline
 from tests.support.settings import MODEL, settings_for
 from tests.support.simulator import Simulator
@@ -72,3 +73,16 @@ def pipeline(
     yield make
     for one in made:
         one.close()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Three brokers of a test's own."""
+    directory = tmp_path / "cluster"
+    directory.mkdir()
+    running = Cluster(directory)
+    running.start()
+    try:
+        yield running
+    finally:
+        running.close()

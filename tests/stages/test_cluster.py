@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -21,18 +20,6 @@ RECORDS = 16_000
 SLOTS = 24
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    directory = tmp_path / "cluster"
-    directory.mkdir()
-    running = Cluster(directory)
-    running.start()
-    try:
-        yield running
-    finally:
-        running.close()
 
 
 def test_each_broker_is_killed_once_under_a_batch(

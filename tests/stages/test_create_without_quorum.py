@@ -31,18 +31,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    directory = tmp_path / "cluster"
-    directory.mkdir()
-    running = Cluster(directory)
-    running.start()
-    try:
-        yield running
-    finally:
-        running.close()
-
-
-@pytest.fixture
 def host(tmp_path: Path, cluster: Cluster, simulator: Simulator) -> Iterator[Host]:
     kafka = Kafka(bootstrap=cluster.bootstrap, replication_factor=3, partitions=4, request_partitions=4)
     settings = api_settings(cluster, tmp_path, kafka=kafka, limits=LIMITS)  # type: ignore[arg-type]
