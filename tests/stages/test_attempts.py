@@ -39,7 +39,7 @@ def written_down(stages: Pipeline, batch: BatchId) -> dict[int, int]:
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
 def test_attempts_are_counted_over_restarts(pipeline: MakePipeline, simulator: Simulator, how: str) -> None:
-    """Three have failed when the dispatcher ends and another goes on: two are left."""
+    """Three or more have failed when the dispatcher ends and another goes on: only what is left of five is made."""
     stages = pipeline(Limits(max_attempts=5, retry_backoff_s=1.0, drain_s=5.0))
     simulator.control(latency_ms=0, reset=True)
     stages.start("intake", "dispatch", "settle", "sink")
@@ -47,11 +47,13 @@ def test_attempts_are_counted_over_restarts(pipeline: MakePipeline, simulator: S
     batch = stages.create([record("r0", prompt)])
     until(lambda: simulator.calls()["prompts"].get(prompt) == 3, 60, lambda: stages.explain(batch))
     if how == "kill":
-        until(lambda: written_down(stages, batch) == {0: 3}, 10, "the attempts are not written down")
+        until(lambda: written_down(stages, batch).get(0, 0) >= 3, 10, "the attempts are not written down")
     getattr(stages, how)("dispatch")
+    unwritten = simulator.calls()["prompts"][prompt] - written_down(stages, batch)[0]
+    assert unwritten <= (1 if how == "kill" else 0)
     stages.start("dispatch")
     state = stages.wait_ended(batch)
     error = stages.lines(batch, "error")
     check_batch(state, ["r0"], [], error)
     assert error[0]["response"]["status_code"] == 500
-    assert simulator.calls()["prompts"][prompt] == 5
+    assert simulator.calls()["prompts"][prompt] == 5 + unwritten
