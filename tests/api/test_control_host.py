@@ -240,7 +240,8 @@ async def test_unknown_routes_and_methods_with_a_key(http: httpx.AsyncClient) ->
     for path in ("/", "/v1/usage", "/v1/prices", "/v1/lag", "/v1/keys"):
         assert (await http.post(path)).status_code == 401
         answer = await http.post(path, headers=_bearer(API_KEY))
-        assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
+        assert answer.status_code == 405
+        assert set(answer.headers["allow"].split(", ")) == {"GET", "HEAD"}
         assert answer.json()["error"]["type"] == "invalid_request_error"
     for path in ("/health", "/metrics", "/openapi.json"):
         assert (await http.post(path)).status_code == 405
