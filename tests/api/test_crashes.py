@@ -142,7 +142,7 @@ def test_the_broker_is_down(mortal: Host, own_broker: EmbeddedBroker) -> None:
                 assert answer.status_code == 503
                 assert error(answer)["code"] == "unavailable"
                 assert 0 < int(answer.headers["retry-after"]) <= 60
-                assert answer.elapsed.total_seconds() < 20
+                assert answer.elapsed.total_seconds() < 40
         answer = upload(client, jsonl([record("a")]))
         assert answer.status_code == 503
         assert client.get("/v1/models").status_code == 200

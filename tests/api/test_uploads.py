@@ -207,7 +207,7 @@ def test_hostile_forms_cost_little(host: Host, client: httpx.Client, body: bytes
     before = _cpu_s(host.child.pid)
     answer = post(client, body)
     assert answer.status_code == 400
-    assert _cpu_s(host.child.pid) - before < 0.3
+    assert _cpu_s(host.child.pid) - before < 1
 
 
 def _cpu_s(pid: int) -> float:

@@ -20,6 +20,7 @@ from streams.tools.failure import ToolFailed
 from streams.tools.mcp import AFTER_RESPONSE_S, NOT_ARGUMENTS, McpExecutor
 from tests.support.mcp_process import McpServer
 from tests.support.rawserver import Asked, RawServer, answer, event, stream
+from tests.support.until import SLACK_S
 
 SECRET = "Bearer canary-authorization"
 Pieces = Iterable[bytes | float]
@@ -125,7 +126,7 @@ async def test_a_slow_tool_is_cut_off(egress: Egress, tmp_path: Path) -> None:
         started = time.monotonic()
         with pytest.raises(ToolFailed, match="within 1 s"):
             await executor.run(turn(("slow", '{"seconds":60}')))
-        assert time.monotonic() - started <= 1.5
+        assert time.monotonic() - started < SLACK_S
 
 
 # ---- what no SDK does ----
@@ -188,7 +189,7 @@ async def fails(egress: Egress, server: Server, **fields: Any) -> str:
     started = time.monotonic()
     with pytest.raises(ToolFailed) as caught:
         await run(egress, server, **fields)
-    assert time.monotonic() - started <= 1.5
+    assert time.monotonic() - started < SLACK_S
     said = f"{caught.value} {caught.value.__cause__}"
     assert "canary" not in said
     assert "127.0.0.1" not in said
@@ -372,8 +373,8 @@ async def test_the_notification_may_not_be_refused(egress: Egress) -> None:
         lambda asked: [stream(b'{"jsonrpc":"2.0","method":"notifications/message"}')],
         lambda asked: [stream() + b"data: " + reply(asked, text("x")) + b"\n"],
         lambda asked: [stream(reply(asked, text("x"), id=99)), 60.0],
-        lambda asked: [stream(), *([event(b'{"jsonrpc":"2.0","method":"notifications/x"}'), 0.1] * 60)],
-        lambda asked: [stream(), *([b": still here\n\n", 0.1] * 60)],
+        lambda asked: [stream(), *([event(b'{"jsonrpc":"2.0","method":"notifications/x"}'), 0.1] * 600)],
+        lambda asked: [stream(), *([b": still here\n\n", 0.1] * 600)],
         lambda asked: [stream(), *([b"x" * 65_536] * 200)],
         lambda asked: [x for byte in answer(200, reply(asked, text("x"))) for x in (bytes([byte]), 0.05)],
         lambda asked: [answer(200, reply(asked, text("x")))[:-2]],
@@ -433,13 +434,13 @@ async def test_a_stream_may_end_with_any_line_end(egress: Egress, end: str) -> N
     assert contents == ["whole"]
 
 
-@pytest.mark.parametrize("end", [[60.0], [event(b'{"jsonrpc":"2.0","method":"notifications/x"}'), 0.1] * 60])
+@pytest.mark.parametrize("end", [[60.0], [event(b'{"jsonrpc":"2.0","method":"notifications/x"}'), 0.1] * 600])
 async def test_a_response_counts_although_its_stream_stays_open(egress: Egress, end: list[Any]) -> None:
     server = Server(tools_call=lambda asked: [stream(reply(asked, text("here"))), *end])
     started = time.monotonic()
     contents, _ = await run(egress, server, timeout_ms=30_000)
     assert contents == ["here"]
-    assert time.monotonic() - started <= AFTER_RESPONSE_S + 1
+    assert time.monotonic() - started < AFTER_RESPONSE_S + SLACK_S
 
 
 async def test_a_response_counts_although_its_stream_breaks(egress: Egress) -> None:
@@ -476,7 +477,7 @@ async def test_requests_of_the_server_are_answered_while_it_waits(egress: Egress
     def talk(asked: Asked) -> Pieces:
         yield stream(b'{"jsonrpc":"2.0","id":"p","method":"ping"}')
         yield event(b'{"jsonrpc":"2.0","id":8,"method":"sampling/createMessage","params":{}}')
-        deadline = time.monotonic() + 0.9
+        deadline = time.monotonic() + 20
         while len(answered) < 2 and time.monotonic() < deadline:
             yield 0.01
         yield event(reply(asked, text(f"after {len(answered)}")))
@@ -484,7 +485,7 @@ async def test_requests_of_the_server_are_answered_while_it_waits(egress: Egress
     server = Server(
         initialize=lambda asked: [initialized(asked, Mcp_Session_Id="s")], POST=listen, tools_call=talk
     )
-    contents, _ = await run(egress, server)
+    contents, _ = await run(egress, server, timeout_ms=30_000)
     assert contents == ["after 2"]
     assert answered[0] == ({"jsonrpc": "2.0", "id": "p", "result": {}}, "s")
     assert answered[1][0]["id"] == 8

@@ -344,13 +344,10 @@ async def test_two_thousand_calls_at_once() -> None:
     model = SimulatedModel(["m"], Options(concurrency=2000, latency_ms=300), Calls(None), seed=1)
     async with serving("127.0.0.1", 0, model) as server:
         connections = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(2000)]
-        started = time.monotonic()
         for number, (_, writer) in enumerate(connections):
             writer.write(raw(f"call {number}"))
         answers = await asyncio.gather(*(_answer(reader) for reader, _ in connections))
-        took_s = time.monotonic() - started
         for _, writer in connections:
             writer.close()
     assert answers == [f"You asked: call {number}" for number in range(2000)]
     assert model.peak_running > 1000
-    assert 0.3 <= took_s < 3

@@ -6,6 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+SLACK_S = 5.0
+"""Over a time the product promises: more than a busy machine adds, less than what must be cut off takes."""
+
 
 def until(condition: Callable[[], Any], timeout_s: float, otherwise: Callable[[], str] | str) -> Any:
     """Poll until `condition` gives something true and return it; fails with `otherwise` after the time."""
