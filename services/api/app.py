@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from importlib.metadata import PackageNotFoundError, version
 
 import msgspec
 from starlette.requests import Request
@@ -39,7 +38,7 @@ def build(parts: Parts, creation: Creation) -> Gate:
                 return _json(model)
         raise refusals.not_found()
 
-    document = msgspec.json.encode(description(_version()))
+    document = msgspec.json.encode(description(parts.settings.limits))
 
     async def describe(_: Request) -> Response:
         return Response(document, media_type="application/json")
@@ -78,14 +77,6 @@ def _route(path: str, **handlers: Handler) -> Route:
         return await handlers["GET" if request.method == "HEAD" else request.method](request)
 
     return Route(path, handle, methods=list(handlers))
-
-
-def _version() -> str:
-    """Of the installed package; a checkout that is not installed has none."""
-    try:
-        return version("openrelay-batch")
-    except PackageNotFoundError:
-        return "0"
 
 
 def _json(value: msgspec.Struct) -> Response:

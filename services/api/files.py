@@ -72,8 +72,8 @@ class FileRoutes:
         limits = self._parts.settings.limits
         fields = queries.json_object(await small_body(request))
         queries.only_known(fields, "bytes", "filename")
-        size = fields.get("bytes")
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        size = queries.whole(fields.get("bytes"))
+        if size is None or size < 1:
             raise refusals.invalid("bytes must be the size of the file, an integer of at least 1.", "bytes")
         if not isinstance(fields.get("filename", ""), str):
             raise refusals.invalid("filename must be a string.", "filename")

@@ -124,8 +124,8 @@ def _ttl(value: object, default: int) -> int:
         raise _wrong(name, "must be an object with anchor and seconds")
     if value.get("anchor") != "created_at":
         raise _wrong(f"{name}.anchor", 'must be "created_at"')
-    seconds = value.get("seconds")
-    if not isinstance(seconds, int) or isinstance(seconds, bool) or not LEAST_TTL_S <= seconds <= MOST_TTL_S:
+    seconds = queries.whole(value.get("seconds"))
+    if seconds is None or not LEAST_TTL_S <= seconds <= MOST_TTL_S:
         raise _wrong(f"{name}.seconds", f"must be an integer from {LEAST_TTL_S} to {MOST_TTL_S}")
     return seconds
 

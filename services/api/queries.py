@@ -25,6 +25,13 @@ def choice(request: Request, name: str, *known: str) -> str:
     return text
 
 
+def whole(value: object) -> int | None:
+    """The integer a JSON number is, `1.0` and `1e3` too; None for anything else."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
 def json_object(data: bytes) -> dict[str, object]:
     """A body that must be a JSON object; fields given as null count as absent."""
     try:

@@ -5,18 +5,13 @@ Objects are described by the structs that are sent; a test compares the paths wi
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any
-
 import msgspec
 
-from schemas.errors import ErrorBody
+from services.api.describing import Json, components, document, in_query, json_content, operation, reference
 from services.control.lag import Lag
 from services.control.prices import PriceRow
 from services.control.usage import DIMENSIONS, UsageRow
 from services.operator.keys import Key
-
-Json = dict[str, Any]
 
 
 class UsageList(msgspec.Struct, frozen=True):
@@ -39,90 +34,52 @@ class KeyList(msgspec.Struct, frozen=True):
     object: str = "list"
 
 
-_REF = "#/components/schemas/{name}"
-_STRUCTS = (UsageList, PriceList, LagList, KeyList, ErrorBody)
+_STRUCTS = (UsageList, PriceList, LagList, KeyList)
 _DAY = {"type": "string", "format": "date"}
 _TEXT = {"type": "string"}
-_USAGE = {
-    "group_by": {
-        "type": "string",
-        "default": "model",
-        "description": f"Comma-separated, of {', '.join(DIMENSIONS)}; organization needs a finance key",
-    },
-    "start": _DAY,
-    "end": _DAY,
-    "batch": _TEXT,
-    "organization": _TEXT,
-}
+_USAGE = [
+    in_query(
+        "group_by",
+        {"type": "array", "items": {"enum": list(DIMENSIONS)}, "default": ["model"]},
+        style="form",
+        explode=False,
+        description="Separated by commas; organization needs a finance key",
+    ),
+    in_query("start", _DAY, description="The first day, UTC"),
+    in_query("end", _DAY, description="The last day, UTC"),
+    in_query("batch", _TEXT),
+    in_query("organization", _TEXT, description="Another than one's own needs a finance key"),
+]
+_KEY: Json = {}
+_OPEN: Json = {"security": []}
+_BROWSER: Json = {"security": [{"bearer": []}, {"header": []}, {"browser": []}]}
 
 
 def description() -> Json:
     """The whole document."""
-    _, components = msgspec.json.schema_components(_STRUCTS, ref_template=_REF)
-    return {
-        "openapi": "3.1.0",
-        "info": {
-            "title": "OpenRelay Batch, control host",
-            "version": _release(),
-            "description": "Other methods than the ones described are answered 405, with Allow.",
+    paths = {
+        "/": {"get": _get("dashboard", "The dashboard, for browsers", "text/html", _BROWSER, 401)},
+        "/health": {"get": _get("health", "Whether this process serves", "text/plain", _OPEN)},
+        "/metrics": {"get": _get("metrics", "Metrics of every process, for Prometheus", "text/plain", _OPEN)},
+        "/openapi.json": {"get": _get("describe", "This document", "application/json", _OPEN)},
+        "/v1/usage": {
+            "get": _list("getUsage", "Usage and cost by group", UsageList, {"parameters": _USAGE}, 404, 503)
         },
-        "security": [{"bearer": []}, {"header": []}],
-        "paths": {
-            "/": {"get": _get("dashboard", "The dashboard, for browsers", "text/html", 401) | _BASIC},
-            "/health": {"get": _get("health", "Whether this process serves", "text/plain") | _OPEN},
-            "/metrics": {
-                "get": _get("metrics", "Metrics of every process, for Prometheus", "text/plain") | _OPEN
-            },
-            "/openapi.json": {"get": _get("describe", "This document", "application/json") | _OPEN},
-            "/v1/usage": {"get": _list("getUsage", "Usage and cost by group", UsageList, 404, 503, **_USAGE)},
-            "/v1/prices": {"get": _list("getPrices", "What a new batch pays", PriceList)},
-            "/v1/lag": {
-                "get": _list("getLag", "Records that wait, by consumer group and topic", LagList, 503)
-            },
-            "/v1/keys": {"get": _list("getKeys", "All API keys, for operators", KeyList, 404, 503)},
+        "/v1/prices": {"get": _list("getPrices", "What a new batch pays", PriceList, _KEY)},
+        "/v1/lag": {
+            "get": _list("getLag", "Records that wait, by consumer group and topic", LagList, _KEY, 503)
         },
-        "components": {
-            "securitySchemes": {
-                "bearer": {"type": "http", "scheme": "bearer"},
-                "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
-                "browser": {"type": "http", "scheme": "basic"},
-            },
-            "schemas": components,
-        },
+        "/v1/keys": {"get": _list("getKeys", "All API keys, for operators", KeyList, _KEY, 404, 503)},
     }
+    schemes = {"browser": {"type": "http", "scheme": "basic"}}
+    schemas = components(_STRUCTS, partial=[UsageRow.__name__])
+    return document("OpenRelay Batch, control host", schemes, schemas, paths)
 
 
-_OF_ANY_REQUEST = (400, 408, 431)
-"""What is not HTTP, comes too slowly, or has too large headers."""
-_OPEN: Json = {"security": []}
-_BASIC: Json = {"security": [{"bearer": []}, {"header": []}, {"browser": []}]}
+def _get(name: str, summary: str, media: str, more: Json, *refusals: int) -> Json:
+    return operation(name, summary, {"200": {"description": "Done", "content": {media: {}}}}, refusals, more)
 
 
-def _release() -> str:
-    """Of the installed package; a checkout that is not installed has none."""
-    try:
-        return version("openrelay-batch")
-    except PackageNotFoundError:
-        return "0"
-
-
-def _get(name: str, summary: str, media: str, *refusals: int) -> Json:
-    answers: Json = {"200": {"description": summary, "content": {media: {}}}}
-    for status in sorted((*_OF_ANY_REQUEST, *refusals)):
-        content = {"application/json": _reference(ErrorBody)}
-        answers[str(status)] = {"description": "Refused", "content": content}
-    return {"operationId": name, "summary": summary, "responses": answers}
-
-
-def _list(name: str, summary: str, kind: type, *refusals: int, **parameters: Json) -> Json:
-    operation = _get(name, summary, "application/json", 401, *refusals)
-    operation["responses"]["200"]["content"]["application/json"] = _reference(kind)
-    if parameters:
-        operation["parameters"] = [
-            {"name": parameter, "in": "query", "schema": schema} for parameter, schema in parameters.items()
-        ]
-    return operation
-
-
-def _reference(kind: type) -> Json:
-    return {"schema": {"$ref": _REF.format(name=kind.__name__)}}
+def _list(name: str, summary: str, kind: type, more: Json, *refusals: int) -> Json:
+    good = {"200": {"description": "Done", "content": json_content(reference(kind))}}
+    return operation(name, summary, good, (401, *refusals), more)

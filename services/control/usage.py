@@ -75,7 +75,7 @@ def question(parameters: dict[str, str], organization: str | None) -> Question:
     for name in parameters:
         if name not in known:
             raise invalid(f"unknown parameter {name}", name)
-    group_by = tuple(filter(None, parameters.get("group_by", "model").split(",")))
+    group_by = tuple(dict.fromkeys(filter(None, parameters.get("group_by", "model").split(","))))
     for dimension in group_by:
         if dimension not in DIMENSIONS:
             raise invalid(f"group_by: choose from {', '.join(DIMENSIONS)}", "group_by")
