@@ -1,4 +1,7 @@
-"""The HTTP/1.1 parser: llhttp's, which declines every offer to change the protocol.
+"""The HTTP/1.1 parser: llhttp's, which declines every offer to change the protocol and takes any method.
+
+A method llhttp does not know is no fault of the message: what may be done with a path, the application says.
+So it is parsed under another name, where the request line comes in one piece.
 
 Java's and curl's clients offer HTTP/2 with their first request, one with a body too. llhttp stops where the
 new protocol would begin; declining means to go on there as if nothing had been offered. What is left is then
@@ -7,9 +10,16 @@ read by a parser that has been told the framing of the body and nothing else.
 
 from __future__ import annotations
 
+import re
 from typing import Any, Protocol
 
 import httptools
+
+_TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,32}"
+_REQUEST_LINE = re.compile(rb"(?:\r?\n)*(" + _TOKEN + rb") [^ \r\n]+ HTTP/1\.[01]\r?\n")
+_METHODS = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"OPTIONS", b"CONNECT"})
+_STAND_IN = b"PATCH"
+"""Framed like any request that may have a body."""
 
 
 class Reader(Protocol):
@@ -31,12 +41,17 @@ class Parser:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._parser = _parser(reader)
+        self._method: bytes | None = None
+        self.at_start = True
+        """Whether the next byte is the first of a request; kept by the reader."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._parser, name)
 
     def feed_data(self, data: bytes) -> None:
         """Raises HttpParserError."""
+        if self.at_start:
+            data = self._understood(data)
         while True:
             try:
                 self._parser.feed_data(data)
@@ -49,6 +64,18 @@ class Parser:
                     self._parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n")
                 else:
                     self._parser = _parser(self._reader)
+
+    def get_method(self) -> bytes:
+        """The method of the request whose headers are complete; asked once."""
+        method, self._method = self._method, None
+        return method or bytes(self._parser.get_method())
+
+    def _understood(self, data: bytes) -> bytes:
+        line = _REQUEST_LINE.match(data)
+        if line is None or line[1] in _METHODS:
+            return data
+        self._method = line[1]
+        return data[: line.start(1)] + _STAND_IN + data[line.end(1) :]
 
     @property
     def stops_early(self) -> bool:

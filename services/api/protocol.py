@@ -10,6 +10,7 @@ drained for a moment, because closing it at once makes the peer's kernel throw a
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +27,7 @@ MAX_HEADER_BYTES = 64 * 1024
 STALLED_WRITE_S = 60.0
 LINGER_S = 2.0
 LINGER_BYTES = 4 * 1024 * 1024
+_HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=:%\[\]-]*")
 LAST_REQUEST_S = 1.0
 """When the process stops: how long a connection at rest may still send a request, whose answer ends it."""
 
@@ -149,6 +151,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self._await_headers()
         self._begun = True
+        self._parsing.at_start = False
 
     def on_url(self, url: bytes) -> None:
         self._count_named(len(url))
@@ -160,6 +163,7 @@ class Connection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        self._check_host()
         self._in_headers = self._begun = False
         self._header_bytes = 0
         if self._header_timer is not None:
@@ -171,6 +175,7 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if not self._parsing.stops_early:
             super().on_message_complete()
+            self._parsing.at_start = True
 
     def on_response_complete(self) -> None:
         last = not self.pipeline
@@ -205,6 +210,14 @@ class Connection(HttpToolsProtocol):
         """Ends the parsing of a request whose headers and trailers are too large."""
         self._named_bytes += size
         if self._named_bytes > MAX_HEADER_BYTES:
+            raise ValueError
+
+    def _check_host(self) -> None:
+        """Ends the parsing of a request that does not say once, and well, whom it is for."""
+        hosts = [value for name, value in self.headers if name == b"host"]
+        if len(hosts) > 1 or not (hosts or self._parsing.get_http_version() == "1.0"):
+            raise ValueError
+        if hosts and _HOST.fullmatch(hosts[0]) is None:
             raise ValueError
 
     def _rest_over(self) -> None:

@@ -218,6 +218,14 @@ def test_the_client_vanishes(host: Host, method: str, path: str, kind: str, chun
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
         b"GET http://[ HTTP/1.1\r\nHost: x\r\n\r\n",
         b"GET /\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /health HTTP/1.1\r\n\r\n",
+        b"GET http://x/health HTTP/1.1\r\n\r\n",
+        b"GET /health HTTP/1.0\r\nHost: x\r\nHost: x\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x y\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x/../y\r\n\r\n",
+        b"G(T /health HTTP/1.1\r\nHost: x\r\n\r\n",
+        head("GET", "/v1/models", "Host: x"),
+        head("GET", "/v1/models", "host: y"),
         head("POST", "/v1/files", "Content-Length: x"),
         head("POST", "/v1/files", "Content-Length: -1"),
         head("POST", "/v1/files", "Content-Length: 5", "Content-Length: 6"),
@@ -227,6 +235,36 @@ def test_the_client_vanishes(host: Host, method: str, path: str, kind: str, chun
 def test_malformed_requests(raw: Raw, data: bytes) -> None:
     raw.send(data)
     refused(raw.read(), 400)
+
+
+@pytest.mark.parametrize("data", [b"HTTP/1.0\r\n\r\n", b"HTTP/1.1\r\nHost:\r\nConnection: close\r\n\r\n"])
+def test_a_host_may_have_no_name(raw: Raw, data: bytes) -> None:
+    raw.send(b"GET /health ", data)
+    assert raw.read().startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("method", ["FOO", "get", "GETS", "M-SEARCH", "PURGE", "X" * 32])
+def test_a_method_nobody_knows_is_one_that_is_not_available(host: Host, raw: Raw, method: str) -> None:
+    """And its body is read, or the connection closed behind the answer."""
+    raw.send(
+        head(method, "/v1/batches/x", "Content-Length: 2") + b"{}",
+        head(method, "/v1/nothing"),
+        head("GET", "/v1/models"),
+    )
+    first = raw.read()
+    top = first.partition(b"\r\n\r\n")[0].decode().lower().split("\r\n")
+    assert top[0].startswith("http/1.1 405 ")
+    (allow,) = (line for line in top if line.startswith("allow: "))
+    assert set(allow.removeprefix("allow: ").split(", ")) == {"get", "head"}
+    for path, key, status in (
+        ("/v1/nothing", ACME, 404),
+        ("/v1/nothing", None, 401),
+        ("/v1/files", ACME, 405),
+    ):
+        with host.client(key) as client:
+            answer = client.request(method, path)
+            assert answer.status_code == status
+            error(answer)
 
 
 CHUNKED = head("POST", "/v1/files", MULTIPART, "Transfer-Encoding: chunked")
