@@ -9,11 +9,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from schemas.facts import Enqueued
+from schemas.ids import BatchId
 from schemas.settings import Limits
-from schemas.topics import requests_name
 from streams.metrics import CATALOGUE
 from tests.stages.conftest import MakePipeline
 from tests.support.control import ControlHost
@@ -123,25 +124,34 @@ def test_prices_and_lag_are_written_down(
     until(lambda: shown(host).get(oldest, -1) >= 0, 30, "the age of the oldest record is not shown")
 
 
+def delete_records(stages: Pipeline, batch: BatchId) -> list[int]:
+    """Let the request topic begin behind the batch's records; the partitions they were in."""
+    enqueued = stages.state(batch).enqueued
+    assert enqueued is not None
+    begins = [TopicPartition(enqueued.topic, p, runs[-1][1] + 1) for p, runs in enqueued.extents.items()]
+    admin = AdminClient({"bootstrap.servers": stages.settings.kafka.bootstrap})
+    for deleted in admin.delete_records(begins).values():
+        deleted.result(30)
+    return list(enqueued.extents)
+
+
 @pytest.mark.faults
 def test_a_record_that_is_passed_over_is_counted_and_named(
     pipeline: MakePipeline, control: list[ControlHost]
 ) -> None:
     """Its place in the request topic is gone: it is read for again and again, and never starts."""
     stages = pipeline(Limits(stuck_after_s=2.0, expiry_grace_s=1.0, drain_s=5.0))
+    stages.start("intake")
     batch = stages.create((record(f"r{i}", "ok passed over") for i in range(10)), window_s=25.0)
-    stages._append(
-        Enqueued(
-            batch=batch, attempt="gone", topic=requests_name(MODEL), extents={1: [(50_000_000, 50_000_009)]}
-        )
-    )
+    until(lambda: stages.state(batch).enqueued is not None, 60, lambda: stages.explain(batch))
+    [partition] = delete_records(stages, batch)
     stages.start("dispatch")
     host = start_control(stages, control)
     key = ("openrelay_dispatch_stuck_records", (MODEL,))
     until(lambda: shown(host).get(key) == 10, 20, lambda: stages.tail("dispatch"))
     said = [json.loads(line) for line in stages.log("dispatch").read_text("utf-8").splitlines()]
     [stuck] = [line for line in said if line["event"] == "record stuck"]
-    assert (stuck["batch"], stuck["partition"], stuck["position"]) == (batch, 1, 0)
+    assert (stuck["batch"], stuck["partition"], stuck["position"]) == (batch, partition, 0)
     stages.start("settle", "sink")
     stages.wait_ended(batch)
     until(lambda: shown(host)[key] == 0, 60, "it is still called stuck")
