@@ -11,13 +11,15 @@ from schemas.ids import OrganizationId
 
 
 class Turns:
-    """At most `most` at a time. Next is who has the fewest under way, of these who was served longest ago.
+    """At most `most` at a time, of one organization at most `most_each`, so that others find a turn at once.
 
-    Within an organization it goes by arrival. For one event loop.
+    Next is who has the fewest under way, of these who was served longest ago. Within an organization it goes
+    by arrival. For one event loop.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, most_each: int | None = None) -> None:
         self._free = most
+        self._most_each = most if most_each is None else most_each
         self._running: Counter[OrganizationId] = Counter()
         self._waiting: dict[OrganizationId, deque[asyncio.Future[None]]] = {}
         self._served: dict[OrganizationId, int] = {}
@@ -43,11 +45,8 @@ class Turns:
             self._forget(organization)
 
     def _give(self) -> None:
-        while self._free and any(self._waiting.values()):
-            organization = min(
-                (each for each, waiting in self._waiting.items() if waiting),
-                key=lambda each: (self._running[each], self._served.get(each, -1)),
-            )
+        while self._free and (ready := self._ready()):
+            organization = min(ready, key=lambda each: (self._running[each], self._served.get(each, -1)))
             next_one = self._waiting[organization].popleft()
             if next_one.cancelled():
                 continue
@@ -56,6 +55,13 @@ class Turns:
             self._served[organization] = self._given
             self._given += 1
             next_one.set_result(None)
+
+    def _ready(self) -> list[OrganizationId]:
+        return [
+            each
+            for each, waiting in self._waiting.items()
+            if waiting and self._running[each] < self._most_each
+        ]
 
     def _forget(self, organization: OrganizationId) -> None:
         if not self._running[organization] and not self._waiting[organization]:

@@ -22,7 +22,9 @@ from services.api.refusals import Refusal
 from services.api.turns import Turns
 from streams import metrics
 
-WORKERS = 2
+WORKERS = 3
+WORKERS_EACH = 2
+"""Of one organization: the worst file keeps a worker for half a minute, and somebody else comes meanwhile."""
 JOB_TIMEOUT_S = 180.0
 """Many times what the worst file takes; past it the worker is stuck and is replaced."""
 
@@ -38,7 +40,7 @@ class Validation:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._turns = Turns(WORKERS)
+        self._turns = Turns(WORKERS, WORKERS_EACH)
         self._threads = ThreadPoolExecutor(WORKERS, thread_name_prefix="validation")
         self._local = threading.local()
         self._workers: set[_Worker] = set()
