@@ -163,6 +163,15 @@ async def test_usage_by_day_and_within_days(http: httpx.AsyncClient) -> None:
     assert none.json()["data"] == []
 
 
+async def test_a_dimension_named_twice_counts_once(http: httpx.AsyncClient) -> None:
+    once, twice = [
+        await http.get(f"/v1/usage?group_by={query}", headers=_bearer(API_KEY))
+        for query in ("model,day", "model,day,model")
+    ]
+    assert once.json() == twice.json()
+    assert len(once.json()["data"]) > 1
+
+
 async def test_finance_sees_every_organization(http: httpx.AsyncClient) -> None:
     answer = await http.get("/v1/usage?group_by=organization", headers=_bearer(FINANCE_KEY))
     assert [(row["organization"], row["requests"]) for row in answer.json()["data"]] == [
