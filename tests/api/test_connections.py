@@ -120,7 +120,8 @@ def test_201_mb_in_chunks_is_refused_at_the_first_byte_over(host: Host, path: st
             raw.send(b"%x\r\n" % len(data), data, b"\r\n")
             sent += len(data)
     refused(raw.read(), 413, "file_too_large")
-    assert 200_000_000 < sent < 225_000_000
+    # The kernel holds tens of megabytes that nobody has read.
+    assert 200_000_000 < sent < 250_000_000
     raw.socket.close()
     assert blob_names(host) == files
 
