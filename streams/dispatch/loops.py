@@ -38,7 +38,7 @@ from streams.core.sealing import Sealer, Unsealable
 from streams.core.toolconfig import ToolConfig, WorkflowConfig, decode_openrelay
 from streams.core.toolloop import Done, ToolLoop
 from streams.core.workflow import Completed, Ended, Malformed, Request, Run, Workflow
-from streams.dispatch.calls import BodyStore, answered, failed, result_of
+from streams.dispatch.calls import BodyStore, answered, body_for, failed, result_of
 from streams.dispatch.jobs import Job, Tries, Turn, Work
 from streams.dispatch.memory import MAX_CONVERSATION_BYTES, Hold, Memory, TooLarge
 from streams.dispatch.runner import Runner
@@ -209,9 +209,10 @@ class Loops:
         """Turn after turn."""
         loop, hold, size = ToolLoop(config.max_rounds), self._holds[work], _size(work)
         hold.limit = MAX_CONVERSATION_BYTES
-        end = await self._runner.ask(
-            job, work, pool, slot, await self._store.request(work.request), loop.fault
-        )
+        with self._runner.large(job) as sending, self._runner.large(job) as large:
+            body = await self._runner.body(work, slot, sending)
+            end = await self._runner.ask(job, work, pool, slot, body, large, loop.fault)
+        del body
         if isinstance(end, Again):
             return end
         try:
@@ -253,7 +254,9 @@ class Loops:
                 body = loop.request(await self._store.request(work.request))
                 if body is None:
                     raise ToolFailed("the request has no list of messages that results could be added to")
-                end = await self._runner.ask(job, tries, pool, slot, body, loop.fault)
+                body = body_for(slot.endpoint, body)
+                with self._runner.large(job) as large:
+                    end = await self._runner.ask(job, tries, pool, slot, body, large, loop.fault)
                 del body
             if not isinstance(end, Again):
                 return end
@@ -326,7 +329,9 @@ class Loops:
                 if not started and not flow.may_start():
                     return flow.too_large or flow.out_of_tokens
                 started = True
-                end = await self._runner.ask(job, tries, pool, slot, request.body)
+                body = body_for(slot.endpoint, request.body)
+                with self._runner.large(job) as large:
+                    end = await self._runner.ask(job, tries, pool, slot, body, large)
             if not isinstance(end, Again):
                 break
             try:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import structlog
 
-from schemas.records import Answered, Failed, Step
+from schemas.records import INLINE_BODY_BYTES, Answered, Failed, Ref, Step
 from schemas.settings import Limits
 from streams import metrics
 from streams.core.answers import Answer
@@ -17,11 +17,12 @@ from streams.crashpoints import passing
 from streams.dispatch.calls import BodyStore, body_for, named, result_of
 from streams.dispatch.done import DoneLog
 from streams.dispatch.jobs import Job, Tries, Work
+from streams.dispatch.large import Large, Room
 from streams.dispatch.results import Results
 from streams.dispatch.watch import count_call
 from streams.kafka.messages import Delivery
 from streams.pools.endpoint import Endpoint
-from streams.pools.openai import OpenAIClient
+from streams.pools.openai import LargeBody, OpenAIClient
 from streams.pools.pool import ModelPool, Slot
 
 log = structlog.get_logger("openrelay.dispatch")
@@ -40,19 +41,36 @@ class Runner:
         self._store = store
         self._done = done
         self._results = results
+        self._room = Room()
         self._loop = asyncio.get_running_loop()
 
     async def call(self, job: Job, work: Work, pool: ModelPool, slot: Slot) -> Answered | Failed | Again:
         """Run a record that is one call; its result, or when to try again."""
         passing("dispatch.calling", work.request.custom_id)
-        end = await self.ask(job, work, pool, slot, await self._store.request(work.request))
-        if not isinstance(end, Again):
-            return await result_of(work, end, self._store)
+        with self.large(job) as sending, self.large(job) as large:
+            body = await self.body(work, slot, sending)
+            end = await self.ask(job, work, pool, slot, body, large)
+            if not isinstance(end, Again):
+                return await result_of(work, end, self._store)
         if end.attempt:
             work.lane.failed(work.position, work.attempts)
             if job.lanes.get(work.lane.partition) is work.lane:
                 self._done.changed(work.lane)
         return end
+
+    def large(self, job: Job) -> Large:
+        """Room for the body or the answer of one call of the job, beyond what every call may hold."""
+        created = job.state.created
+        assert created is not None
+        return self._room.of(created.organization, job.model)
+
+    async def body(self, work: Work, slot: Slot, sending: Large) -> bytes | LargeBody:
+        """The record's body, as the slot's endpoint wants it; a large one is held until it is sent."""
+        ref = work.request.ref
+        if not isinstance(ref, Ref):
+            return body_for(slot.endpoint, await self._store.request(work.request))
+        await sending.wait(ref.length)
+        return LargeBody(body_for(slot.endpoint, await self._store.request(work.request)), sending.give)
 
     async def ask(
         self,
@@ -60,11 +78,13 @@ class Runner:
         tries: Tries,
         pool: ModelPool,
         slot: Slot,
-        body: bytes,
+        body: bytes | LargeBody,
+        large: Large,
         fault: Callable[[Answer], str] | None = None,
     ) -> End | Again:
         """Call the model, give the slot back; how the call ended, or when to try again.
 
+        `body` is what `slot.endpoint` is sent (`body`, `body_for`); `large` holds a large answer.
         `fault` says why an answer that is one still cannot be used, empty when it can.
         """
         endpoint, created = slot.endpoint, job.state.created
@@ -75,8 +95,10 @@ class Runner:
             outcome = await self._client.call(
                 endpoint,
                 created.endpoint,
-                body_for(endpoint, body),
+                body,
                 timeout_s=self.limits.request_time_limit_s,
+                free_bytes=INLINE_BODY_BYTES,
+                room=large.wait,
             )
             if isinstance(outcome, Reply) and outcome.status == 403:
                 key_accepted = await self._client.key_accepted(endpoint)

@@ -11,6 +11,7 @@ import asyncio
 import os
 import re
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 
@@ -21,6 +22,8 @@ from streams.core.load import Load, parse
 from streams.pools.endpoint import Endpoint
 
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
+PART_BYTES = 256 * 1024
+"""Of a large body, so much is written at once."""
 CONNECT_TIMEOUT_S = 10.0
 PROBE_TIMEOUT_S = 5.0
 MAX_METRICS_BYTES = 4 * 1024 * 1024
@@ -30,6 +33,25 @@ MAX_RETRY_AFTER_S = 3_600.0
 
 _SECONDS = re.compile(r"[0-9]+(\.[0-9]*)?", re.ASCII)
 _HEADERS = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
+
+
+class LargeBody:
+    """A request body that is sent once and forgotten when it is; `on_sent` is called then."""
+
+    def __init__(self, body: bytes, on_sent: Callable[[], None]) -> None:
+        self.size = len(body)
+        self._body = body
+        self._on_sent = on_sent
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        for at in range(0, self.size, PART_BYTES):
+            yield self._body[at : at + PART_BYTES]
+        self._body = b""
+        self._on_sent()
+
+
+async def any_size(size: int) -> None:
+    """Room for whatever a server answers, up to the limit."""
 
 
 class OpenAIClient:
@@ -59,8 +81,23 @@ class OpenAIClient:
                 self._given_up.add(scope)
                 scope.reschedule(now)
 
-    async def call(self, endpoint: Endpoint, route: str, body: bytes, *, timeout_s: float) -> Outcome:
-        """POST `body` to `route` (`/v1/…`); never raises for what a server or network does."""
+    async def call(
+        self,
+        endpoint: Endpoint,
+        route: str,
+        body: bytes | LargeBody,
+        *,
+        timeout_s: float,
+        free_bytes: int = 0,
+        room: Callable[[int], Awaitable[None]] = any_size,
+    ) -> Outcome:
+        """POST `body` to `route` (`/v1/…`); never raises for what a server or network does.
+
+        Of an answer over `free_bytes` no more is read than `room` has been awaited for, in bytes.
+        """
+        headers = endpoint.headers
+        if isinstance(body, LargeBody):
+            headers = {**headers, "Content-Length": str(body.size)}
         url = endpoint.base_url + route.removeprefix("/v1")
         scope = asyncio.timeout(timeout_s)
         running = self._calls.setdefault(endpoint, set())
@@ -69,10 +106,13 @@ class OpenAIClient:
             async with (
                 scope,
                 self._session.post(
-                    url, data=body, headers=endpoint.headers, allow_redirects=False
+                    url,
+                    data=body.parts() if isinstance(body, LargeBody) else body,
+                    headers=headers,
+                    allow_redirects=False,
                 ) as response,
             ):
-                answer = await _read_capped(response)
+                answer = await _read_capped(response, free_bytes, room)
                 if answer is None:
                     return Broken(f"the answer is over {MAX_ANSWER_BYTES} bytes")
                 return Reply(
@@ -147,14 +187,21 @@ def _what_broke(error: Exception) -> str:
     return "the connection to the model server broke"
 
 
-async def _read_capped(response: aiohttp.ClientResponse) -> bytes | None:
+async def _read_capped(
+    response: aiohttp.ClientResponse, free_bytes: int, room: Callable[[int], Awaitable[None]]
+) -> bytes | None:
     chunks: list[bytes] = []
-    size = 0
+    size, may_be = 0, free_bytes
+    announced = response.content_length or 0
     async for chunk in response.content.iter_any():
         size += len(chunk)
-        if size > MAX_ANSWER_BYTES:
+        if max(size, announced) > MAX_ANSWER_BYTES:
             response.close()
             return None
+        if size > may_be:
+            more = max(size, announced) - may_be
+            await room(more)
+            may_be += more
         chunks.append(chunk)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 

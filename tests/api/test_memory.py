@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import psutil
 
 from tests.api.host import Host, create, jsonl, record, stored
+from tests.support.memory import peak_mib
 
 RECORDS = 50_000
 GROWTH_MIB = 100
 
 
-def peak_mib(pid: int) -> float:
+def peaks_mib(pid: int) -> int:
     """Peak resident memory of a process and of the workers it has now."""
-    total = 0
-    for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
-        status = Path(f"/proc/{process.pid}/status").read_text("utf-8")
-        total += next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
-    return total / 1024
+    process = psutil.Process(pid)
+    return sum(peak_mib(each.pid) for each in (process, *process.children(recursive=True)))
 
 
 def test_the_largest_file_is_never_held_in_memory(host: Host) -> None:
@@ -27,7 +23,7 @@ def test_the_largest_file_is_never_held_in_memory(host: Host) -> None:
     assert host.child is not None
     with host.client() as client:
         create(client, input_file_id=stored(client))
-        before = peak_mib(host.child.pid)
+        before = peaks_mib(host.child.pid)
         batch = create(client, input_file_id=stored(client, content))
         assert batch["errors"] is None
-        assert peak_mib(host.child.pid) - before < GROWTH_MIB
+        assert peaks_mib(host.child.pid) - before < GROWTH_MIB

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import httpx
 import psutil
 
+from tests.support.memory import peak_mib
 from tests.support.simulator import Simulator
 from tests.support.stack import Stack
 from tests.support.until import until
@@ -70,7 +71,7 @@ class Rig(NamedTuple):
 
     def memory(self) -> dict[str, int]:
         """Peak resident memory of every role, MiB."""
-        return {role: _peak_mib(process.pid) for role, process in self.processes().items()}
+        return {role: peak_mib(process.pid) for role, process in self.processes().items()}
 
 
 @contextmanager
@@ -140,10 +141,3 @@ def median_of(rounds: int, measure: Callable[[], float]) -> tuple[float, list[fl
     """The median, and every round's figure."""
     found = [measure() for _ in range(rounds)]
     return statistics.median(found), found
-
-
-def _peak_mib(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text("utf-8").splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) // 1024
-    return 0

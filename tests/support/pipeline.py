@@ -28,6 +28,7 @@ from streams.kafka.messages import Message
 from streams.kafka.producer import Producer
 from tests.support import facts
 from tests.support.command import environment, openrelay
+from tests.support.memory import peak_mib
 from tests.support.settings import MODEL, ORGANIZATION
 from tests.support.until import until
 
@@ -111,8 +112,7 @@ class Pipeline:
 
     def peak_mib(self, name: str) -> int:
         """The most memory a role has had resident."""
-        status = Path(f"/proc/{self.children[name].pid}/status").read_text("utf-8")
-        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")) >> 10
+        return peak_mib(self.children[name].pid)
 
     def log(self, name: str) -> Path:
         return self.directory / f"{name}.log"
