@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.stages.conftest import LIMITS, MakePipeline
 from tests.support.check import check_batch
 from tests.support.pipeline import record
@@ -16,11 +18,13 @@ LATENCY_MS = 100
 """500 calls a second: the huge batch alone takes 30 s, the small ones together 2 s."""
 
 
-def test_a_huge_batch_holds_up_nobody(pipeline: MakePipeline, simulator: Simulator) -> None:
-    """While there are small ones, a good part of the slots is theirs."""
+@pytest.mark.parametrize("dispatchers", [pytest.param(1, marks=pytest.mark.faults), 4])
+def test_a_huge_batch_holds_up_nobody(pipeline: MakePipeline, simulator: Simulator, dispatchers: int) -> None:
+    """While there are small ones, most of the slots are theirs, however many share them out."""
     stages = pipeline(LIMITS, slots=SLOTS)
     simulator.control(latency_ms=LATENCY_MS, reset=True)
-    stages.start("intake", "dispatch", "dispatch-2", "settle", "sink")
+    stages.start("intake", "dispatch", "settle", "sink")
+    stages.start(*(f"dispatch-{number}" for number in range(2, dispatchers + 1)))
     huge = stages.create((record(f"h{i}", "ok huge") for i in range(HUGE)), organization="org_huge")
     calls = simulator.calls
     until(lambda: calls()["prompts"].get("ok huge", 0) > 200, 60, lambda: stages.explain(huge))
