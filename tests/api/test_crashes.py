@@ -122,6 +122,7 @@ def test_killed_in_the_middle_of_creates(mortal: Host) -> None:
     mortal.check_log()
 
 
+@pytest.mark.faults
 def test_the_broker_is_down(mortal: Host, own_broker: EmbeddedBroker) -> None:
     with mortal.client() as client:
         file = stored(client)

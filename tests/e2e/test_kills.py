@@ -183,6 +183,7 @@ def test_every_process_killed_once_under_one_batch(tmp_path: Path, simulator: Si
                 first = call
 
 
+@pytest.mark.faults
 def test_stopped_past_their_session_and_continued(tmp_path: Path, simulator: Simulator) -> None:
     """settle, sink and intake (api) sleep until their partitions are given away, then wake up."""
     simulator.control(latency_ms=100)

@@ -265,6 +265,7 @@ def test_starting_stopping_and_what_is_kept(tmp_path: Path) -> None:
         stack.close()
 
 
+@pytest.mark.faults
 def test_if_it_is_killed_its_children_end_and_the_next_start_works(tmp_path: Path) -> None:
     stack = Stack(tmp_path, _config()).start()
     processes = stack.children()
@@ -355,6 +356,7 @@ def _callers(stack: Stack) -> Iterator[list[Caller]]:
         ]
 
 
+@pytest.mark.faults
 def test_while_settings_are_read_again_everybody_is_served(tmp_path: Path) -> None:
     with Stack(tmp_path, _config()) as stack, _callers(stack) as callers:
         for times in (1, 2):

@@ -37,7 +37,7 @@ def written_down(stages: Pipeline, batch: BatchId) -> dict[int, int]:
     return found
 
 
-@pytest.mark.parametrize("how", ["kill", "stop"])
+@pytest.mark.parametrize("how", [pytest.param("kill", marks=pytest.mark.faults), "stop"])
 def test_attempts_are_counted_over_restarts(pipeline: MakePipeline, simulator: Simulator, how: str) -> None:
     """Three or more have failed when the dispatcher ends: another makes only what is left of five."""
     stages = pipeline(Limits(max_attempts=5, retry_backoff_s=1.0, drain_s=5.0))

@@ -443,7 +443,8 @@ def test_a_cancelled_batch_lets_running_workflows_end(
     assert error["r1"]["openrelay"]["usage"]["input_tokens"] == 4
 
 
-@pytest.mark.parametrize("seed", [pytest.param(1, marks=pytest.mark.faults), 2])
+@pytest.mark.faults
+@pytest.mark.parametrize("seed", [1, 2])
 def test_kills_at_any_instant_lose_and_double_nothing(
     pipeline: MakePipeline, customer: Customer, tables: EmbeddedWarehouse, seed: int
 ) -> None:
