@@ -7,6 +7,8 @@ from schemas.settings import Limits
 from services.api import orders
 from services.api.describing import Json, integer
 
+_ABSENT: Json = {"type": "null"}
+"""A field given as null counts as absent, whatever its name."""
 _TTL = integer(orders.LEAST_TTL_S, orders.MOST_TTL_S)
 _EXPIRES_AFTER = {
     "type": ["object", "null"],
@@ -66,7 +68,7 @@ def presign(limits: Limits) -> Json:
     schema = {
         "type": "object",
         "required": ["bytes"],
-        "additionalProperties": False,
+        "additionalProperties": _ABSENT,
         "properties": {
             "bytes": integer(1, limits.max_file_bytes, description="The size of the file"),
             "filename": {"type": ["string", "null"]},
@@ -76,11 +78,10 @@ def presign(limits: Limits) -> Json:
 
 
 def order(limits: Limits) -> Json:
-    """A field given as null counts as absent."""
     schema = {
         "type": "object",
         "required": ["endpoint", "completion_window"],
-        "additionalProperties": False,
+        "additionalProperties": _ABSENT,
         "properties": {
             "endpoint": {"enum": list(ENDPOINTS)},
             "completion_window": {"const": "24h"},

@@ -50,7 +50,8 @@ _USAGE = [
     in_query("batch", _TEXT),
     in_query("organization", _TEXT, description="Another than one's own needs a finance key"),
 ]
-_KEY: Json = {}
+_KEYED: Json = {}
+"""As the whole document has it."""
 _OPEN: Json = {"security": []}
 _BROWSER: Json = {"security": [{"bearer": []}, {"header": []}, {"browser": []}]}
 
@@ -65,11 +66,11 @@ def description() -> Json:
         "/v1/usage": {
             "get": _list("getUsage", "Usage and cost by group", UsageList, {"parameters": _USAGE}, 404, 503)
         },
-        "/v1/prices": {"get": _list("getPrices", "What a new batch pays", PriceList, _KEY)},
+        "/v1/prices": {"get": _list("getPrices", "What a new batch pays", PriceList, _KEYED)},
         "/v1/lag": {
-            "get": _list("getLag", "Records that wait, by consumer group and topic", LagList, _KEY, 503)
+            "get": _list("getLag", "Records that wait, by consumer group and topic", LagList, _KEYED, 503)
         },
-        "/v1/keys": {"get": _list("getKeys", "All API keys, for operators", KeyList, _KEY, 404, 503)},
+        "/v1/keys": {"get": _list("getKeys", "All API keys, for operators", KeyList, _KEYED, 404, 503)},
     }
     schemes = {"browser": {"type": "http", "scheme": "basic"}}
     schemas = components(_STRUCTS, partial=[UsageRow.__name__])

@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +56,15 @@ def search(
     document: Mapping[str, Any] | None = None,
     repeatable: bool = True,
     phases: str = "examples,coverage,fuzzing",
+    operations: Iterable[str] = (),
 ) -> Found:
     """All checks on the host at `url`, by its own document unless another is given.
 
     The phase `stateful`, which follows links, is best a search of its own: what others have learned of the
     host cuts it short.
-    `keys` are of callers who must not see each other's objects; the first is used.
+
+    `keys` are of callers who must not see each other's objects; the first is used. `operations` are the ids
+    of those to be asked, all if none is named.
     """
     directory.mkdir(parents=True, exist_ok=True)
     users = [
@@ -87,8 +90,11 @@ def search(
     ]
     command += ["--continue-on-failure", "--no-color", "--output-truncate", "false"]
     command += ["--report-json-path", "report.json", "--report-ndjson-path", "events.ndjson"]
+    command += [word for each in operations for word in ("--include-operation-id", each)]
+    if repeatable:
+        command += ["--seed", str(SEED)]
     done = subprocess.run(
-        [*command, *(["--seed", str(SEED)] if repeatable else [])],
+        command,
         cwd=directory,
         env={name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")},
         stdout=subprocess.PIPE,
