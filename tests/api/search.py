@@ -18,6 +18,8 @@ import tomli_w
 
 HOOKS = Path(__file__).with_name("search_hooks.py")
 SEED = 1
+SENDING = "examples,coverage,fuzzing"
+"""The phases that send one request at a time."""
 STATEFUL_STEPS = 20
 MAX_RESPONSE_S = 10.0
 """Generous for a machine that is busy with other tests; what waits for a timeout of ours takes as long."""
@@ -55,7 +57,7 @@ def search(
     examples: int,
     document: Mapping[str, Any] | None = None,
     repeatable: bool = True,
-    phases: str = "examples,coverage,fuzzing",
+    phases: str = SENDING,
     operations: Iterable[str] = (),
 ) -> Found:
     """All checks on the host at `url`, by its own document unless another is given.

@@ -9,13 +9,14 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import settings
 
 from schemas.facts import KeyRole
 from schemas.settings import ClickHouse, Limits
 from services.warehouse.migrate import migrate
 from tests.api.conftest import api_settings
 from tests.api.host import ACME, RIVAL, Facts, Host
-from tests.api.search import Found, search
+from tests.api.search import SENDING, Found, search
 from tests.support.broker import EmbeddedBroker
 from tests.support.control import ControlHost
 from tests.support.warehouse import EmbeddedWarehouse
@@ -73,8 +74,8 @@ def control(
     row = {"org_id": "acme", "batch_id": "batch_1", "request_index": 0, "kind": "usage", "completed_at": now}
     client.insert("billing.usage_events", [list(row.values())], column_names=list(row))
     client.close()
-    settings = api_settings(api_broker, directory, clickhouse=ClickHouse(url=warehouse.url))
-    running = ControlHost(directory, settings)
+    served = api_settings(api_broker, directory, clickhouse=ClickHouse(url=warehouse.url))
+    running = ControlHost(directory, served)
     running.start()
     try:
         yield running
@@ -134,11 +135,16 @@ def test_the_control_host_is_as_described(control: ControlHost, operator: str, t
 def test_a_long_search_finds_nothing_else(
     small: Host, control: ControlHost, operator: str, tmp_path: Path
 ) -> None:
-    _complete(search(small.url, tmp_path / "inference", KEYS, examples=300, repeatable=False))
-    _complete(
-        search(small.url, tmp_path / "links", KEYS, examples=1_000, repeatable=False, phases="stateful")
-    )
-    _complete(search(control.url, tmp_path / "control", {"acme": operator}, examples=50, repeatable=False))
+    """The same each time, or, with `--hypothesis-profile=long`, other and more."""
+    same = settings.default.derandomize
+    times = 10 if same else 50
+    for name, url, keys, examples, phases in (
+        ("inference", small.url, KEYS, 6, SENDING),
+        ("links", small.url, KEYS, 20, "stateful"),
+        ("control", control.url, {"acme": operator}, 1, SENDING),
+    ):
+        directory = tmp_path / name
+        _complete(search(url, directory, keys, examples=examples * times, repeatable=same, phases=phases))
 
 
 def test_a_description_that_is_wrong_is_found_out(small: Host, tmp_path: Path) -> None:
