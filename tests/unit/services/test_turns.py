@@ -13,8 +13,8 @@ from services.api.turns import Turns
 class Crowd:
     """Callers who keep their turn until they are told to go."""
 
-    def __init__(self, most: int) -> None:
-        self.turns = Turns(most)
+    def __init__(self, most: int, most_each: int | None = None) -> None:
+        self.turns = Turns(most, most_each)
         self.began: list[str] = []
         self._go: dict[str, asyncio.Event] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
@@ -54,6 +54,18 @@ async def test_one_that_has_sent_much_does_not_come_before_all_others() -> None:
     for name, expected in (("a1", "b1"), ("a2", "c1"), ("b1", "a3"), ("a3", "b2"), ("c1", "a4")):
         await crowd.goes(name)
         assert crowd.began[-1] == expected
+
+
+async def test_one_never_has_all_of_them() -> None:
+    crowd = Crowd(3, 2)
+    await crowd.comes("a1", "a2", "a3", "a4")
+    assert crowd.began == ["a1", "a2"]
+    await crowd.comes("b1")
+    assert crowd.began == ["a1", "a2", "b1"]
+    await crowd.goes("b1")
+    assert crowd.began == ["a1", "a2", "b1"]
+    await crowd.goes("a1")
+    assert crowd.began == ["a1", "a2", "b1", "a3"]
 
 
 async def test_those_with_as_much_under_way_take_turns() -> None:
