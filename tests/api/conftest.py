@@ -57,14 +57,8 @@ def api_settings(broker: EmbeddedBroker, directory: Path, **fields: Any) -> Sett
 @pytest.fixture(scope="module")
 def host(api_broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     directory = tmp_path_factory.mktemp("api")
-    running = Host(directory, api_settings(api_broker, directory))
-    running.start()
-    try:
+    with Host(directory, api_settings(api_broker, directory)) as running:
         yield running
-        assert running.stop() == 0
-        running.check_log()
-    finally:
-        running.kill()
 
 
 @pytest.fixture

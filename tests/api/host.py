@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import httpx
@@ -47,7 +48,10 @@ ACME, RIVAL, IDLE = "or_test_acme_00000000", "vl_test_rival_0000000", "or_test_i
 
 
 class Host:
-    """One API process in `directory`; it keeps its port from start to start."""
+    """One API process in `directory`; it keeps its port from start to start.
+
+    As a context it must end well, and have logged no error but those expected.
+    """
 
     def __init__(self, directory: Path, settings: Settings) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -88,6 +92,19 @@ class Host:
             time.sleep(0.01)
         os.close(ready)
         return self
+
+    def __enter__(self) -> Host:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                assert self.stop() == 0
+                self.check_log()
+        finally:
+            self.kill()
 
     def stop(self) -> int:
         return self._end(signal.SIGTERM)

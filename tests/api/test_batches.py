@@ -343,12 +343,8 @@ def narrow(api_broker: EmbeddedBroker, tmp_path: Path) -> Iterator[Host]:
     limits = Limits(max_waiting_records=WAITING, max_concurrent_uploads=2)
     organization = Organization(id=f"org-{tmp_path.name}", api_keys=(NARROW,))
     settings = api_settings(api_broker, tmp_path, limits=limits, organizations=(organization,))
-    running = Host(tmp_path, settings).start()
-    try:
+    with Host(tmp_path, settings) as running:
         yield running
-        running.check_log()
-    finally:
-        running.kill()
 
 
 def test_quota(narrow: Host) -> None:

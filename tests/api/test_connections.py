@@ -30,14 +30,8 @@ def host(api_broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -
     """With short deadlines."""
     directory = tmp_path_factory.mktemp("api-connections")
     http = Http(header_timeout_s=HEADER_S, body_grace_s=GRACE_S, min_body_bytes_per_s=100_000)
-    running = Host(directory, api_settings(api_broker, directory, http=http))
-    running.start()
-    try:
+    with Host(directory, api_settings(api_broker, directory, http=http)) as running:
         yield running
-        assert running.stop() == 0
-        running.check_log()
-    finally:
-        running.kill()
 
 
 class Raw:

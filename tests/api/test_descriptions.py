@@ -52,14 +52,8 @@ FAULTY = ("/v1/models", "/v1/models/{model}", "/v1/files", "/v1/batches", "/open
 @pytest.fixture(scope="module")
 def small(api_broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     directory = tmp_path_factory.mktemp("described")
-    running = Host(directory, api_settings(api_broker, directory, limits=LIMITS))
-    running.start()
-    try:
+    with Host(directory, api_settings(api_broker, directory, limits=LIMITS)) as running:
         yield running
-        assert running.stop() == 0
-        running.check_log()
-    finally:
-        running.kill()
 
 
 @pytest.fixture(scope="module")

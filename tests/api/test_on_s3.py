@@ -23,13 +23,8 @@ def on_s3(tmp_path: Path) -> Iterator[Host]:
     try:
         with s3_server() as endpoint:
             settings = api_settings(broker, tmp_path, storage=new_bucket(endpoint))
-            running = Host(tmp_path, settings).start()
-            try:
+            with Host(tmp_path, settings) as running:
                 yield running
-                assert running.stop() == 0
-                running.check_log()
-            finally:
-                running.kill()
     finally:
         broker.stop()
 

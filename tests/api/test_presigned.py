@@ -33,13 +33,8 @@ def host(api_broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -
         http=Http(cors_origins=(ORIGIN,)),
         limits=Limits(presign_ttl_s=TTL_S, max_file_bytes=2_000_000, max_records=1_000),
     )
-    running = Host(directory, settings).start()
-    try:
+    with Host(directory, settings) as running:
         yield running
-        assert running.stop() == 0
-        running.check_log()
-    finally:
-        running.kill()
 
 
 def presign(client: httpx.Client, size: int = len(CONTENT)) -> tuple[str, str]:

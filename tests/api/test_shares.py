@@ -23,12 +23,8 @@ SLOTS = 4
 @pytest.fixture
 def shared(api_broker: EmbeddedBroker, tmp_path: Path) -> Iterator[Host]:
     settings = api_settings(api_broker, tmp_path, limits=Limits(max_concurrent_uploads=SLOTS))
-    running = Host(tmp_path, settings).start()
-    try:
+    with Host(tmp_path, settings) as running:
         yield running
-        running.check_log()
-    finally:
-        running.kill()
 
 
 def test_slow_uploads_leave_places_to_others(shared: Host) -> None:

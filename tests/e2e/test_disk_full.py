@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.test_kills import KEY, LATENCY_MS, Client, records, settings
+from tests.e2e.patient import KEY, Client, records, settings
 from tests.support.disk import mounted
 from tests.support.simulator import Simulator
 from tests.support.stack import Stack
@@ -21,14 +21,6 @@ RECORDS = 2_000
 ANSWER_S = 30.0
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
-
-
-@pytest.fixture
-def simulator(tmp_path: Path) -> Iterator[Simulator]:
-    running = Simulator(tmp_path, "--latency-ms", str(LATENCY_MS), "--concurrency", "500")
-    running.start()
-    yield running
-    running.stop()
 
 
 @pytest.fixture

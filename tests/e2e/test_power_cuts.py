@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_kills import LATENCY_MS, Client, records, settings
+from tests.e2e.patient import Client, records, settings
 from tests.support.simulator import Simulator
 from tests.support.stack import Stack
 
@@ -18,14 +18,6 @@ CUTS = 3
 RECORDS = 1_200
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
-
-
-@pytest.fixture
-def simulator(tmp_path: Path) -> Iterator[Simulator]:
-    running = Simulator(tmp_path, "--latency-ms", str(LATENCY_MS), "--concurrency", "500")
-    running.start()
-    yield running
-    running.stop()
 
 
 @pytest.mark.parametrize("seed", [1, 2])
