@@ -101,6 +101,15 @@ def error_body(body: bytes) -> bytes:
     return compact(body)
 
 
+def is_error(body: bytes) -> bool:
+    """Whether it is an error as an OpenAI-compatible server words it."""
+    try:
+        parsed = _parse(body)
+    except _Unreadable:
+        return False
+    return isinstance(parsed, dict) and ("error" in parsed or parsed.get("object") == "error")
+
+
 class _Unreadable(ValueError):
     """Why the bytes are no JSON, or none that everybody who has to can read."""
 

@@ -4,7 +4,8 @@ A call ends in an `Outcome`; `judge` turns it into the record's end or another t
 decides: the caller's (4xx) ends the record at once, the server's (5xx, broken connections, unreadable
 answers) uses up an attempt, ours (wrong key, unknown model) and overload (429, 503, a server that cannot be
 reached) use none. A 403 is ours only when the server also refuses our key for its list of models: otherwise
-it has refused this one request.
+it has refused this one request. A 404 as any web server gives it is ours when the list of models is not there
+either: the address is wrong.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ class Server(Enum):
 
     GOOD = "good"
     OVERLOADED = "overloaded"
+    REFUSING = "refusing"
+    """Overloaded, and it says so."""
     FAILING = "failing"
     OUT = "out"
     MISCONFIGURED = "misconfigured"
@@ -101,12 +104,14 @@ def judge(
     backoff_s: float,
     jitter: float,
     key_accepted: bool = False,
+    no_such_route: bool = False,
     fault: Callable[[Answer], str] | None = None,
 ) -> Judgement:
     """Decide on a call of a record that had `attempts` counted attempts before this one.
 
     `jitter` in [0, 1) spreads the waits of records that failed together; `key_accepted` says, for a 403, that
-    the server took our key elsewhere; `fault` says why an answer cannot be used for what was asked, if so.
+    the server took our key elsewhere, `no_such_route`, for a 404, that the address is wrong; `fault` says why
+    an answer cannot be used for what was asked, if so.
     """
 
     def retry(server: Server, last: End) -> Judgement:
@@ -138,17 +143,23 @@ def judge(
                 return retry(Server.FAILING, CodedFailure(RunCode.INVALID_MODEL_RESPONSE, message))
             return Judgement(Server.GOOD, Succeeded(reply, answer))
         case Reply(status=status) as reply if status in (429, 503):
-            asked = reply.retry_after_s
-            wait_s = min(MAX_WAIT_S, backoff_s) * (0.5 + jitter / 2) if asked is None else asked
-            return Judgement(Server.OVERLOADED, Again(wait_s, attempt=False))
+            wait_s = min(MAX_WAIT_S, backoff_s) * (0.5 + jitter / 2)
+            return Judgement(Server.REFUSING, Again(max(wait_s, reply.retry_after_s or 0.0), attempt=False))
         case Reply(status=403) as reply if key_accepted:
             return Judgement(Server.GOOD, HttpFailure(reply))
-        case Reply(status=status) as reply if status in (401, 403) or _unknown_model(reply):
+        case Reply(status=status) as reply if status in (401, 403) or no_such_route or _unknown_model(reply):
             return Judgement(Server.MISCONFIGURED, Again(0.0, attempt=False))
         case Reply(status=status) as reply if status >= 500 or status == 408 or 300 <= status < 400:
             return retry(Server.FAILING, HttpFailure(reply))
         case Reply() as reply:
             return Judgement(Server.GOOD, HttpFailure(reply))
+
+
+def foreign_404(outcome: Outcome) -> bool:
+    """Whether it is a 404 as a web server gives it for a path it does not have."""
+    if not isinstance(outcome, Reply) or outcome.status != 404 or _unknown_model(outcome):
+        return False
+    return not answers.is_error(outcome.body)
 
 
 _UNKNOWN_MODEL = re.compile(

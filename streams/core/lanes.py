@@ -3,8 +3,8 @@
 Positions go through `unread -> reserved -> running -> finished`. Before any position is started, a done-set
 that covers it with `started_upto` is in the log; after its result is acknowledged it is set in `finished`.
 So a restored lane knows which positions may have been running: those below `started_upto` that are not
-finished, the suspects. They run first. After two restores in a row that found suspects they run one at a
-time, each named in `probing` before it starts; a restore that finds one named gives it up.
+finished, the suspects. They run first. After two restores in a row that found suspects they are kept apart and
+run one at a time, each named in `probing` while nothing else runs; a restore that finds one named gives it up.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ from schemas.ids import BatchId
 from schemas.records import DoneSet, Step
 from streams.core import bitmap
 from streams.core.extents import Positions, Run
+from streams.core.standstill import CAREFUL_AFTER
 
 RESERVE = 32
 """Positions covered ahead of the ones that start: one done-set for that many starts."""
 
 MOST_ATTEMPTS_KEPT = 256
 """Records whose attempts a done-set carries; when more wait, a server is failing them all."""
-
-CAREFUL_AFTER = 2
-"""Restores that found suspects before they run one at a time."""
 
 
 class Lane:
@@ -56,6 +54,9 @@ class Lane:
         self.probing: int | None = None
         self.given_up: int | None = None
         self.suspects: deque[int] = deque()
+        """Read before what is fresh, by whoever reads the lane."""
+        self.apart: deque[int] = deque()
+        """Suspects that run one at a time: `next_read` does not give them."""
         self.attempts: dict[int, int] = {}
         """By position: attempts that failed, of records that will have another, whoever makes it."""
         self.steps: dict[int, Step] = {}
@@ -75,19 +76,30 @@ class Lane:
         self.finished[:size] = done.finished[:size]
         self.started_upto = min(done.started_upto, self.positions.count)
         self.results_upto = done.results_upto
-        self.suspects.extend(bitmap.unset(self.finished, self.started_upto))
+        suspects = list(bitmap.unset(self.finished, self.started_upto))
         self._count_attempts(done)
-        if done.clean or not self.suspects:
+        if done.clean or not suspects:
+            self.suspects.extend(suspects)
             return
         self.crashes = done.crashes + 1
-        self._suspected.update(self.suspects)
-        if done.probing is not None and done.probing in self.suspects:
+        self._suspected.update(suspects)
+        (self.apart if self.careful else self.suspects).extend(suspects)
+        if done.probing in self._suspected:
             self.given_up = done.probing
 
     @property
     def careful(self) -> bool:
         """Whether the suspects must run one at a time."""
         return self.crashes >= CAREFUL_AFTER and bool(self._suspected)
+
+    def runs_alone(self, position: int) -> bool:
+        """Whether it is a suspect that must not run beside others."""
+        return self.careful and position in self._suspected
+
+    @property
+    def suspected(self) -> int:
+        """How many records were running at the last crash, for all that is known."""
+        return len(self._suspected)
 
     @property
     def unfinished(self) -> int:
@@ -122,7 +134,7 @@ class Lane:
         if self.suspects:
             first = self.suspects.popleft()
             last = first
-            limit = self._last_of_run(first, 1 if self.crashes >= CAREFUL_AFTER else most)
+            limit = self._last_of_run(first, most)
             while (
                 self.suspects
                 and last < self.suspects[0] <= limit
@@ -139,7 +151,9 @@ class Lane:
 
     def unread(self, first: int, last: int) -> None:
         """Give a read back: it failed and will be made again."""
-        self.suspects.extendleft(p for p in range(last, first - 1, -1) if not self.is_finished(p))
+        for position in range(last, first - 1, -1):
+            if not self.is_finished(position):
+                (self.apart if self.runs_alone(position) else self.suspects).appendleft(position)
 
     def is_finished(self, position: int) -> bool:
         return bitmap.get(self.finished, position)
@@ -178,7 +192,7 @@ class Lane:
     def lost(self, waiting: Iterable[int]) -> Iterator[int]:
         """Positions that were read and neither wait nor run nor are finished."""
         known = bytearray(self.finished)
-        for position in chain(waiting, self.running, self.suspects, (self.probing,)):
+        for position in chain(waiting, self.running, self.suspects, self.apart, (self.probing,)):
             if position is not None:
                 bitmap.set_bit(known, position)
         return bitmap.unset(known, self._fresh, self._low)

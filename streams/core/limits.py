@@ -5,7 +5,8 @@ per cohort of calls in flight when the server is overloaded, and grows by a step
 good answers while it is in use.
 
 A server that tells its load is believed: the limit is set so that a short queue stands at the server, enough
-to keep it busy from one answer to the next call, and no more.
+to keep it busy from one answer to the next call, and no more. While it says that requests wait there, good
+answers do not make the limit grow.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class Limit:
         self.maximum = maximum
         self._limit = float(maximum)
         self._cut_at = float("-inf")
-        self._told = False
-        """Whether the server tells its load: then that alone makes the limit grow."""
+        self._enough = False
+        """Whether the server has said that requests wait there, or that its cache is full."""
 
     @property
     def value(self) -> int:
@@ -51,19 +52,21 @@ class Limit:
 
     def good(self, in_flight: int) -> None:
         """A call was answered while `in_flight` others were running."""
-        if not self._told and in_flight + 1 >= self.value * IN_USE:
+        if not self._enough and in_flight + 1 >= self.value * IN_USE:
             step = max(1.0, self.maximum / STEPS)
             self._limit = min(float(self.maximum), self._limit + step / max(1.0, self._limit))
 
-    def overloaded(self, sent_at: float, now: float) -> None:
+    def overloaded(self, sent_at: float, now: float) -> bool:
         """The server refused a call sent at `sent_at`; only the first of a cohort in flight counts."""
-        if sent_at >= self._cut_at:
-            self._limit = max(1.0, self._limit * DECREASE)
-            self._cut_at = now
+        if sent_at < self._cut_at:
+            return False
+        self._limit = max(1.0, self._limit * DECREASE)
+        self._cut_at = now
+        return True
 
     def observe(self, load: Load | None, before: Load | None, in_flight: int) -> None:
         """The server told its load, and `before` that the time before; None when it told none."""
-        self._told = load is not None
+        self._enough = load is not None and (load.waiting > 0 or load.cache >= CACHE_FULL)
         if load is None:
             return
         queue = max(QUEUE_LEAST, round(load.running * QUEUE_SHARE))
@@ -79,5 +82,5 @@ class Limit:
         """A server that comes back after being out begins with few calls."""
         self._limit = float(max(1, min(slots, self.maximum)))
 
-    def double(self) -> None:
-        self._limit = min(float(self.maximum), self._limit * 2)
+    def double(self, most: int) -> None:
+        self._limit = min(float(self.maximum), float(most), self._limit * 2)

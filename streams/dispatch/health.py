@@ -12,7 +12,7 @@ import structlog
 
 from streams.core.load import Load
 from streams.pools.endpoint import Endpoint
-from streams.pools.openai import OpenAIClient
+from streams.pools.openai import PROBE_TIMEOUT_S, OpenAIClient
 from streams.pools.pool import ModelPool
 
 EVERY_S = 2.0
@@ -48,18 +48,23 @@ def _busy(pools: Mapping[str, ModelPool]) -> list[Endpoint]:
 
 
 async def watch(pools: Mapping[str, ModelPool], client: OpenAIClient) -> None:
-    """Runs until cancelled."""
+    """Runs until cancelled. One that is sick stays out of service, and is asked, until it is well again."""
     sick: dict[Endpoint, int] = {}
+    loop = asyncio.get_running_loop()
     while True:
         await asyncio.sleep(EVERY_S)
-        busy = _busy(pools)
-        answers = await asyncio.gather(*(client.healthy(endpoint) for endpoint in busy))
-        sick = {
-            endpoint: 0 if healthy else sick.get(endpoint, 0) + 1
-            for endpoint, healthy in zip(busy, answers, strict=True)
-        }
+        out = [endpoint for endpoint, times in sick.items() if times >= SICK_AFTER and not endpoint.retired]
+        asked = list(dict.fromkeys([*_busy(pools), *out]))
+        answers = await asyncio.gather(*(client.healthy(endpoint) for endpoint in asked))
+        well = {endpoint for endpoint, healthy in zip(asked, answers, strict=True) if healthy}
+        for endpoint in out:
+            if endpoint in well:
+                log.info("endpoint well again", endpoint=endpoint.base_url)
+                endpoint.try_again(loop.time())
+        sick = {endpoint: sick.get(endpoint, 0) + 1 for endpoint in asked if endpoint not in well}
         for endpoint, times in sick.items():
-            if times == SICK_AFTER:
-                log.warning("endpoint sick", endpoint=endpoint.base_url, calls=endpoint.in_flight)
-                endpoint.put_out(asyncio.get_running_loop().time())
+            if times >= SICK_AFTER:
+                if times == SICK_AFTER:
+                    log.warning("endpoint sick", endpoint=endpoint.base_url, calls=endpoint.in_flight)
+                endpoint.put_out(loop.time(), EVERY_S + 2 * PROBE_TIMEOUT_S)
                 client.give_up(endpoint)

@@ -12,7 +12,7 @@ from schemas.records import INLINE_BODY_BYTES, Answered, Failed, Ref, Step
 from schemas.settings import Limits
 from streams import metrics
 from streams.core.answers import Answer
-from streams.core.judge import Again, End, Outcome, Reply, Server, judge
+from streams.core.judge import Again, End, Outcome, Reply, Server, foreign_404, judge
 from streams.crashpoints import passing
 from streams.dispatch.calls import BodyStore, body_for, named, result_of
 from streams.dispatch.done import DoneLog
@@ -90,7 +90,7 @@ class Runner:
         endpoint, created = slot.endpoint, job.state.created
         assert created is not None
         sent_at = self._loop.time()
-        key_accepted = False
+        key_accepted = no_such_route = False
         try:
             outcome = await self._client.call(
                 endpoint,
@@ -102,6 +102,8 @@ class Runner:
             )
             if isinstance(outcome, Reply) and outcome.status == 403:
                 key_accepted = await self._client.key_accepted(endpoint)
+            if foreign_404(outcome):
+                no_such_route = await self._client.lists_no_models(endpoint)
         finally:
             slot.release()
         if isinstance(outcome, Reply) and 200 <= outcome.status < 300:
@@ -120,6 +122,7 @@ class Runner:
             backoff_s=self.limits.retry_backoff_s,
             jitter=random.random(),
             key_accepted=key_accepted,
+            no_such_route=no_such_route,
             fault=fault,
         )
         self._report(pool, endpoint, server, outcome, sent_at)
@@ -127,6 +130,8 @@ class Runner:
             metrics.RETRIES.labels(pool.model).inc()
             tries.attempts += end.attempt
             tries.avoid = endpoint
+            if server is Server.REFUSING and pool.has_other(endpoint, self._loop.time()):
+                return Again(0.0, attempt=False)  # it is this server that asks for time
             return end
         return named(end, endpoint, pool.model)
 
@@ -159,7 +164,13 @@ class Runner:
         now = self._loop.time()
         count_call(pool.model, outcome, now - sent_at)
         was_out_until = endpoint.out_until
-        endpoint.report(server, sent_at=sent_at, now=now, alone=pool.in_service(now) <= 1)
+        endpoint.report(
+            server,
+            sent_at=sent_at,
+            now=now,
+            alone=pool.in_service(now) <= 1,
+            retry_after_s=outcome.retry_after_s if isinstance(outcome, Reply) else None,
+        )
         if endpoint.out_until != was_out_until:
             log.warning(
                 "endpoint out",

@@ -11,6 +11,11 @@ FAILURES_TO_EJECT = 5
 
 FIRST_OUT_S = 0.5
 LONGEST_OUT_S = 30.0
+REFUSALS_TO_PAUSE = 2
+"""Cohorts refused in a row, without a good answer in between, after which nothing is sent for a while."""
+
+LONGEST_PAUSE_S = 60.0
+"""However long the server asks for: it may have meant one record, and others are waiting."""
 
 
 def place(model: str, pool: Pool) -> tuple[str, str | None]:
@@ -32,7 +37,9 @@ class Endpoint:
         self.retired = False
         self._times_out = 0
         self._failures = 0
-        self._trial = False
+        self._refusals = 0
+        self._trial_to = 0
+        """While it comes back: the slots at which it is back, 0 when it is."""
 
     def configure(self, pool: Pool) -> None:
         """Take new settings of the same place; the calls that run stay counted."""
@@ -51,20 +58,35 @@ class Endpoint:
             return 0
         return max(0, self.limit.value - self.in_flight)
 
-    def report(self, server: Server, *, sent_at: float, now: float, alone: bool) -> None:
+    def report(
+        self,
+        server: Server,
+        *,
+        sent_at: float,
+        now: float,
+        alone: bool,
+        retry_after_s: float | None = None,
+    ) -> None:
         """Account for the outcome of a call. `alone`: the model has no other endpoint in service."""
         match server:
             case Server.GOOD:
                 self._failures = 0
+                self._refusals = 0
                 self._times_out = 0
                 self.misconfigured = False
-                if self._trial:
-                    self.limit.double()
-                    self._trial = self.limit.value < self.limit.maximum
+                if self._trial_to:
+                    self.limit.double(self._trial_to)
+                    if self.limit.value >= min(self._trial_to, self.limit.maximum):
+                        self._trial_to = 0
                 else:
                     self.limit.good(self.in_flight)
             case Server.OVERLOADED:
                 self.limit.overloaded(sent_at, now)
+            case Server.REFUSING:
+                self._refusals += self.limit.overloaded(sent_at, now)
+                if self._refusals >= REFUSALS_TO_PAUSE:
+                    self._trial_to = self._trial_to or self.limit.value
+                    self.put_out(now, min(LONGEST_PAUSE_S, retry_after_s or 0.0))
             case Server.FAILING:
                 self._failures += 1
                 if self._failures >= FAILURES_TO_EJECT and not alone:
@@ -75,12 +97,17 @@ class Endpoint:
                 self.misconfigured = True
                 self.put_out(now)
 
-    def put_out(self, now: float) -> None:
+    def put_out(self, now: float, least_s: float = 0.0) -> None:
         """Out of service, each time in a row for twice as long; it comes back with one call."""
         if now < self.out_until:
+            self.out_until = max(self.out_until, now + least_s)
             return
-        self.out_until = now + min(LONGEST_OUT_S, FIRST_OUT_S * 2.0**self._times_out)
+        self.out_until = now + max(least_s, min(LONGEST_OUT_S, FIRST_OUT_S * 2.0**self._times_out))
         self._times_out += 1
         self._failures = 0
-        self._trial = True
+        self._trial_to = self._trial_to or self.limit.maximum
         self.limit.restart(1)
+
+    def try_again(self, now: float) -> None:
+        """What it was out for is over."""
+        self.out_until = min(self.out_until, now)

@@ -82,6 +82,12 @@ class ModelPool:
     def in_service(self, now: float) -> int:
         return sum(now >= endpoint.out_until for endpoint in self.endpoints)
 
+    def has_other(self, endpoint: Endpoint, now: float) -> bool:
+        """Whether another endpoint is in service and may take calls."""
+        return any(
+            now >= other.out_until and other.limit.value for other in self.endpoints if other is not endpoint
+        )
+
     def acquire(self, now: float, avoid: Endpoint | None = None) -> Slot | None:
         """A slot on the least loaded endpoint, if one is free.
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 
+import msgspec
 import pytest
 
 from schemas.batches import Status
@@ -161,6 +162,36 @@ def test_sick_health_takes_the_calls_away(
         sick.control(healthy=False)
         state = stages.wait_ended(batch)
         check_batch(state, [f"r{i}" for i in range(60)], stages.lines(batch, "output"), [])
+    finally:
+        sick.stop()
+
+
+@pytest.mark.faults
+def test_a_server_that_stays_sick_is_left_alone_until_it_is_well(
+    pipeline: MakePipeline, simulator: Simulator, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Calls that tried it would hang until their time is over, and their records fail."""
+    sick = Simulator(tmp_path_factory.mktemp("stays-sick"), "--latency-ms", "600000")
+    sick.start()
+    try:
+        limits = msgspec.structs.replace(LIMITS, request_time_limit_s=20.0)
+        stages = pipeline(limits, slots=4, more_pools=[sick.url])
+        simulator.control(latency_ms=200)
+        stages.start("intake", "dispatch", "settle", "sink")
+        ids = [f"r{i}" for i in range(500)]
+        batch = stages.create(record(name, f"ok stays sick {name}") for name in ids)
+        until(lambda: sick.stats()["running"] > 0, 30, "the other server got no calls")
+        sick.control(healthy=False)
+        until(lambda: sick.stats()["running"] == 0, 30, "it keeps its calls")
+        sick.control(reset=True, latency_ms=0)
+        state = stages.wait_ended(batch)
+        check_batch(state, ids, stages.lines(batch, "output"), [])
+        assert sick.calls()["count"] == 0
+        sick.control(healthy=True)
+        until(lambda: "endpoint well again" in stages.tail("dispatch"), 30, "nobody asks whether it is well")
+        batch = stages.create(record(name, f"ok well {name}") for name in ids)
+        stages.wait_ended(batch)
+        assert sick.calls()["count"] > 0
     finally:
         sick.stop()
 

@@ -92,3 +92,45 @@ def test_nothing_is_tried_again_before_the_time_the_server_asked_for(
         assert max(second["concurrency"] for _, second in arrivals.values()) <= SLOTS * 3 // 4
     finally:
         busy.stop()
+
+
+def test_who_refuses_does_not_swallow_what_another_could_do(
+    pipeline: MakePipeline, simulator: Simulator, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """One server refuses at once and asks for an hour, the other answers: nothing waits for the hour."""
+    refusing = Simulator(tmp_path_factory.mktemp("refusing"))
+    refusing.start()
+    refusing.control(behaviour="retry-after:3600:1000")
+    try:
+        stages = pipeline(LIMITS, slots=8, more_pools=[refusing.url])
+        simulator.control(latency_ms=20)
+        stages.start("intake", "dispatch", "settle", "sink")
+        ids = [f"r{i}" for i in range(400)]
+        batch = stages.create(record(name, f"refused {name}") for name in ids)
+        state = stages.wait_ended(batch, 60)
+        check_batch(state, ids, stages.lines(batch, "output"), [])
+        assert refusing.calls()["count"] <= 4 * 8
+    finally:
+        refusing.stop()
+
+
+def test_a_server_that_always_refuses_is_asked_seldom(
+    pipeline: MakePipeline, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Whatever the number of records: each would be refused."""
+    refusing = Simulator(tmp_path_factory.mktemp("refusing"))
+    refusing.start()
+    refusing.control(behaviour="retry-after:2:1000")
+    try:
+        stages = pipeline(LIMITS, pool_url=refusing.url, slots=8)
+        stages.start("intake", "dispatch", "settle", "sink")
+        ids = [f"r{i}" for i in range(2_000)]
+        batch = stages.create(record(name, f"refused {name}") for name in ids)
+        until(lambda: refusing.calls()["count"] > 8, 30, lambda: stages.explain(batch))
+        time.sleep(6)  # the time of three calls, each of which is refused
+        assert refusing.calls()["count"] <= 4 * 8
+        refusing.control(behaviour="ok")
+        state = stages.wait_ended(batch)
+        check_batch(state, ids, stages.lines(batch, "output"), [])
+    finally:
+        refusing.stop()

@@ -19,6 +19,7 @@ from streams.core.judge import (
     Succeeded,
     TimedOut,
     Unreachable,
+    foreign_404,
     judge,
 )
 from streams.core.limits import STEPS, Limit
@@ -29,7 +30,9 @@ GOOD = json.dumps(
 )
 
 
-def decide(outcome: Outcome, attempts: int = 0, key_accepted: bool = False) -> Judgement:
+def decide(
+    outcome: Outcome, attempts: int = 0, key_accepted: bool = False, no_such_route: bool = False
+) -> Judgement:
     return judge(
         outcome,
         endpoint=CHAT,
@@ -38,6 +41,7 @@ def decide(outcome: Outcome, attempts: int = 0, key_accepted: bool = False) -> J
         backoff_s=1.0,
         jitter=0.5,
         key_accepted=key_accepted,
+        no_such_route=no_such_route,
     )
 
 
@@ -85,7 +89,37 @@ def test_no_answer_to_the_end_is_unavailable() -> None:
 @pytest.mark.parametrize("status", [429, 503])
 def test_overload_waits_as_long_as_asked_and_is_no_attempt(status: int) -> None:
     server, record = decide(reply(status, retry_after_s=7.0), attempts=4)
-    assert (server, record) == (Server.OVERLOADED, Again(7.0, attempt=False))
+    assert (server, record) == (Server.REFUSING, Again(7.0, attempt=False))
+
+
+@pytest.mark.parametrize("asked", [None, 0.0])
+def test_overload_waits_a_little_though_nobody_asks(asked: float | None) -> None:
+    """A date in the past asks for no time."""
+    record = decide(reply(503, retry_after_s=asked)).record
+    assert isinstance(record, Again)
+    assert 0.5 <= record.wait_s <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "foreign"),
+    [
+        (404, '{"detail":"Not Found"}', True),
+        (404, "<html>", True),
+        (404, "", True),
+        (404, '{"error":{"message":"no such tool"}}', False),
+        (404, '{"object":"error","message":"no"}', False),
+        (404, '{"error":{"message":"The model `x` does not exist"}}', False),
+        (400, '{"detail":"Not Found"}', False),
+    ],
+)
+def test_a_404_of_any_web_server_may_be_ours(status: int, body: str, foreign: bool) -> None:
+    assert foreign_404(reply(status, body)) == foreign
+
+
+def test_a_wrong_address_is_ours_to_fix() -> None:
+    not_found = reply(404, '{"detail":"Not Found"}')
+    assert decide(not_found, no_such_route=True) == (Server.MISCONFIGURED, Again(0.0, attempt=False))
+    assert decide(not_found) == (Server.GOOD, HttpFailure(not_found))
 
 
 def test_what_is_ours_to_fix_is_not_the_customers_failure() -> None:
@@ -280,5 +314,5 @@ def test_the_limit_stays_between_one_and_its_maximum(events: list[tuple[str, int
             case "restart":
                 limit.restart(1)
             case _:
-                limit.double()
+                limit.double(limit.maximum)
         assert 1 <= limit.value <= 40

@@ -58,6 +58,18 @@ def test_answers_do_not_lengthen_the_queue_of_a_server_that_tells_it() -> None:
     assert limit.value == 100
 
 
+def test_answers_make_it_grow_while_nothing_waits_there() -> None:
+    """A few refusals between two looks at the load must not leave an idle server unused."""
+    limit = Limit(64)
+    limit.observe(Load(running=3, waiting=0, cache=0.1, preemptions=0), None, 3)
+    for call in range(20):
+        limit.overloaded(call, call)
+    assert limit.value == 1
+    for _ in range(2_000):
+        limit.good(limit.value - 1)
+    assert limit.value == 64
+
+
 def test_preemptions_and_a_full_cache_stop_growth() -> None:
     limit = Limit(100)
     before = Load(running=50, waiting=0, cache=0.5, preemptions=1)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from schemas.settings import Pool
 from streams.core.judge import Server
+from streams.pools.endpoint import Endpoint
 from streams.pools.pool import ModelPool, Slot
 
 URL, OTHER = "http://one/v1", "http://other/v1"
@@ -77,3 +78,65 @@ def test_shares_of_few_slots() -> None:
     shares = [[endpoint.limit.maximum for endpoint in model.endpoints] for model in (mine, theirs)]
     assert [sum(each) for each in zip(*shares, strict=True)] == [2, 5]
     assert min(min(each) for each in shares) >= 1
+
+
+def refuse(endpoint: Endpoint, at: float, retry_after_s: float | None = None) -> None:
+    endpoint.report(Server.REFUSING, sent_at=at, now=at + 0.01, alone=True, retry_after_s=retry_after_s)
+
+
+def test_a_server_that_refuses_again_and_again_has_the_time_it_asks_for() -> None:
+    model = whole(pool(8))
+    [endpoint] = model.endpoints
+    refuse(endpoint, 1.0, 5.0)
+    assert model.free(1.1) == 5, "one cohort only shortens the limit"
+    endpoint.report(Server.REFUSING, sent_at=0.5, now=1.1, alone=True, retry_after_s=5.0)
+    assert model.free(1.2) == 5, "it was in flight with the first"
+    refuse(endpoint, 1.2, 5.0)
+    assert model.free(1.3) == 0
+    assert model.free(6.2) == 0
+    assert model.free(6.3) == 1
+    refuse(endpoint, 6.3, 0.0)
+    assert model.free(6.4) == 0, "no time is asked for, and a little is given"
+    assert model.free(8.0) == 1
+
+
+def test_a_good_answer_in_between_keeps_it_in_service() -> None:
+    model = whole(pool(8))
+    [endpoint] = model.endpoints
+    for second in range(1, 20):
+        refuse(endpoint, second, 600.0)
+        endpoint.report(Server.GOOD, sent_at=second, now=second + 0.5, alone=True)
+    assert model.free(20.0) >= 1
+
+
+def test_nobody_waits_an_hour_for_one_answer() -> None:
+    model = whole(pool(8))
+    [endpoint] = model.endpoints
+    refuse(endpoint, 1.0, 3_600.0)
+    refuse(endpoint, 2.0, 3_600.0)
+    assert model.free(61.0) == 0
+    assert model.free(62.1) == 1
+
+
+def test_others_are_those_in_service_with_slots() -> None:
+    model = whole(pool(8), pool(8, OTHER))
+    one, other = model.endpoints
+    assert model.has_other(one, 0.0)
+    other.put_out(0.0)
+    assert not model.has_other(one, 0.1)
+    assert model.has_other(other, 0.1)
+    other.try_again(0.2)
+    assert model.has_other(one, 0.2)
+    other.limit.resize(0)
+    assert not model.has_other(one, 0.3)
+
+
+def test_what_is_out_may_be_kept_out() -> None:
+    model = whole(pool(8))
+    [endpoint] = model.endpoints
+    endpoint.put_out(0.0)
+    endpoint.put_out(0.1, 9.0)
+    assert model.free(9.0) == 0
+    endpoint.put_out(0.2, 1.0)
+    assert model.free(9.0) == 0, "not for less"
+    assert model.free(9.2) == 1
