@@ -16,7 +16,9 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 
 import aiohttp
+import structlog
 
+from streams.connections import Connector
 from streams.core.judge import Broken, Outcome, Reply, TimedOut, Unreachable
 from streams.core.load import Load, parse
 from streams.pools.endpoint import Endpoint
@@ -33,6 +35,8 @@ MAX_RETRY_AFTER_S = 3_600.0
 
 _SECONDS = re.compile(r"[0-9]+(\.[0-9]*)?", re.ASCII)
 _HEADERS = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
+
+log = structlog.get_logger("openrelay.dispatch")
 
 
 class LargeBody:
@@ -59,7 +63,7 @@ class OpenAIClient:
 
     def __init__(self) -> None:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+            connector=Connector(keepalive_timeout=KEEP_ALIVE_S, on_surplus=_warn),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
             auto_decompress=False,
             trust_env=False,
@@ -162,6 +166,10 @@ class OpenAIClient:
         """Whether the server takes our key for its list of models."""
         return await self._probe(f"{endpoint.base_url}/models", endpoint) == 200
 
+    async def lists_no_models(self, endpoint: Endpoint) -> bool:
+        """Whether the server has no list of models where it should be."""
+        return await self._probe(f"{endpoint.base_url}/models", endpoint) == 404
+
     async def _probe(self, url: str, endpoint: Endpoint) -> int | None:
         try:
             async with (
@@ -171,6 +179,12 @@ class OpenAIClient:
                 return response.status
         except (TimeoutError, aiohttp.ClientError, OSError):
             return None
+
+
+def _warn(address: str) -> None:
+    log.warning(
+        "endpoint sent more than it was asked for", endpoint=address, consequence="one call a connection"
+    )
 
 
 def _what_broke(error: Exception) -> str:

@@ -24,6 +24,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from schemas.settings import Egress as EgressSettings
+from streams.connections import Connector
 from streams.core.addresses import AddressPolicy
 
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
@@ -136,8 +137,7 @@ class Egress:
         self.configure(settings)
         self._resolver = _Resolver()
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=0,
+            connector=Connector(
                 keepalive_timeout=KEEP_ALIVE_S,
                 resolver=self._resolver,
                 ssl=ssl.create_default_context(),

@@ -9,14 +9,10 @@ import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from schemas.settings import Egress as EgressSettings
 from schemas.tools import FunctionCall, ToolCall
@@ -26,6 +22,7 @@ from streams.tools.callback import CallbackFailed, call_back
 from streams.tools.egress import MAX_ANSWER_BYTES, Egress, EgressFailed, Places
 from streams.tools.failure import ToolFailed
 from streams.tools.http import HttpExecutor
+from tests.support.certificate import certificate
 from tests.support.rawserver import Asked, RawServer, answer, stream
 from tests.support.until import SLACK_S
 
@@ -458,28 +455,3 @@ async def test_tls_names_are_checked_although_addresses_are_too(
         await fetch("other.example", tmp_path / "authority.pem")
     server.close()
     await server.wait_closed()
-
-
-def certificate(path: Path, host: str) -> bytes:
-    """Write a key and a certificate for a host, signed by itself; the certificate."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, host)])
-    now = datetime.now(UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(now + timedelta(hours=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-        .public_bytes(serialization.Encoding.PEM)
-    )
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    path.write_bytes(private + made)
-    return made
