@@ -65,7 +65,7 @@ class Connector(TCPConnector):
             if self._usable(key, protocol, age_s):
                 self._acquired.add(protocol)
                 return Connection(self, key, protocol, self._loop)
-            protocol.close()
+            protocol.abort()
         return None
 
     def _usable(self, key: ConnectionKey, protocol: ResponseHandler, age_s: float) -> bool:

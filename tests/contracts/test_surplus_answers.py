@@ -225,7 +225,13 @@ def test_what_the_loop_has_not_read_yet_counts(
                     connection.recv(1)
 
     async def scenario(port: int) -> None:
-        connector = Connector(keepalive_timeout=5.0, on_surplus=said.append)
+        sockets: list[socket.socket] = []
+
+        def made(address: Any) -> socket.socket:
+            sockets.append(socket.socket(*address[:3]))
+            return sockets[-1]
+
+        connector = Connector(keepalive_timeout=5.0, on_surplus=said.append, socket_factory=made)
         async with aiohttp.ClientSession(connector=connector) as session:
 
             async def ask(body: bytes) -> bytes:
@@ -241,6 +247,9 @@ def test_what_the_loop_has_not_read_yet_counts(
             more.set()
             assert sent.wait(10)
             assert await ask(b"second") == b"second"
+        async with asyncio.timeout(SLACK_S):
+            while any(each.fileno() >= 0 for each in sockets):
+                await asyncio.sleep(0)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve, args=(listener,))
