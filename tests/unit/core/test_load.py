@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import time
+
+import pytest
+
 from streams.core.limits import Limit
 from streams.core.load import Load, parse
+from tests.support.until import SLACK_S
 
 EXPOSITION = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -24,6 +29,37 @@ def test_engines_add_up() -> None:
 def test_other_servers_have_no_load() -> None:
     assert parse("up 1\nprocess_open_fds 7\n") is None
     assert parse("") is None
+
+
+@pytest.mark.parametrize(
+    "said", ["1e999", "-1", "-100", "NaN", "+Inf", "-Inf", "1e300", "9" * 400, "1_0", "x"]
+)
+def test_what_is_no_count_makes_the_load_unknown(said: str) -> None:
+    running = f"vllm:num_requests_running {said}\n"
+    waiting = "vllm:num_requests_waiting 1\n"
+    assert parse(running + waiting) is None
+    assert parse(running + running.replace(said, "7") + waiting) is None, "of one engine is enough"
+
+
+def test_a_cache_or_preemptions_that_are_none_count_as_untold() -> None:
+    text = "vllm:num_requests_running 1\nvllm:num_requests_waiting 2\n"
+    text += "vllm:kv_cache_usage_perc NaN\nvllm:num_preemptions_total -1\nvllm:num_preemptions_total 5\n"
+    assert parse(text) == Load(running=1, waiting=2, cache=0.0, preemptions=0)
+    assert parse(text + "vllm:kv_cache_usage_perc 1.5\n") == Load(1, 2, 1.0, 0)
+
+
+def test_labels_may_hold_anything() -> None:
+    labels = r'{a="}",b="\" 7",c=""}'
+    text = f"vllm:num_requests_running{labels} 1 1700000000\nvllm:num_requests_waiting\t 2\r\n"
+    assert parse(text) == Load(running=1, waiting=2, cache=0.0, preemptions=0)
+
+
+def test_labels_without_an_end_take_no_time() -> None:
+    line = 'vllm:num_requests_running{a="' + "x" * 100
+    started = time.monotonic()
+    assert parse("\n".join([line] * 40_000)) is None
+    assert parse(line * 40_000) is None
+    assert time.monotonic() - started < SLACK_S
 
 
 def test_a_queue_at_the_server_shortens_the_limit_at_once() -> None:
