@@ -4,7 +4,9 @@
 
 A record that one stage counts and the next one lacks is lost. Whether a record that was started still runs
 only its dispatcher knows, so it counts as in flight for as long as one call may take and `stuck_after_s`
-beyond; one that was not started is stuck when nothing of its model has moved for `stuck_after_s`.
+beyond; one that was not started is stuck when nothing of its model has moved for `stuck_after_s`. Records
+that were running when their dispatcher crashed more than once run one at a time: they wait when their
+partition is quiet for `stuck_after_s`.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from streams.blobs.port import Blobs
 from streams.core import bitmap
 from streams.core.extents import Positions
 from streams.core.lifecycle import BatchState
+from streams.core.standstill import CAREFUL_AFTER
 
 NAMED = 10
 """Records of one kind of trouble that are named one by one."""
@@ -155,7 +158,13 @@ def _idle(limits: Limits, traces: Traces, lane: LaneState, quiet_s: float) -> It
     """Records of a lane in which nothing happens, as nothing of the model has for `quiet_s`."""
     done = traces.done.get(lane.partition)
     running = list(bitmap.unset(b"" if done is None else done.finished, lane.started_upto))
-    if running and lane.idle_s > limits.stuck_after_s + limits.request_time_limit_s:
+    if running and lane.crashes >= CAREFUL_AFTER and lane.idle_s > limits.stuck_after_s:
+        said = (
+            f"in partition {lane.partition} the dispatcher crashed {lane.crashes} times in a row while it "
+            f"had them: they run one at a time, and none has ended for {lane.idle_s:.0f} s"
+        )
+        yield _named(said, traces.indices(lane.partition, running), len(running))
+    elif running and lane.idle_s > limits.stuck_after_s + limits.request_time_limit_s:
         said = f"started in partition {lane.partition}, and no result for {lane.idle_s:.0f} s"
         yield _named(said, traces.indices(lane.partition, running), len(running))
     unstarted = range(lane.started_upto, lane.records)

@@ -3,8 +3,9 @@
 Positions go through `unread -> reserved -> running -> finished`. Before any position is started, a done-set
 that covers it with `started_upto` is in the log; after its result is acknowledged it is set in `finished`.
 So a restored lane knows which positions may have been running: those below `started_upto` that are not
-finished, the suspects. They run first. After two restores in a row that found suspects they are kept apart and
-run one at a time, each named in `probing` while nothing else runs; a restore that finds one named gives it up.
+finished, the suspects. They run first. After two restores in a row that found suspects they are kept apart
+and run one at a time, each named in `probing` while nothing else runs; a restore that finds one named gives
+it up.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 A position of a lane is unread, read and waiting (for a slot or for its next try), running, or finished. One
 that was read and is none of the others is lost: it will not run before its partition changes hands. And when
-nothing of a lane starts although slots are free and nothing forbids it, its records are passed over. Both are
-true for a moment all the time, so only what stays true for long is reported.
+nothing of a lane starts although slots are free and nothing forbids it, its records are passed over, or were
+running at two crashes and wait to run alone. All this is true for a moment all the time, so only what stays
+true for long is reported.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from streams.core.lanes import Lane
 
 LOST = "read and neither waiting, running nor finished"
 PASSED_OVER = "not started although slots are free"
+RUNS_ALONE = "its dispatcher crashed under it more than once: it waits to run alone"
 
 
 class Sight(NamedTuple):
@@ -61,13 +63,19 @@ class StuckDetector:
                 if now - since > after_s:
                     found.append(Stuck(lane.batch, lane.partition, position, 1, now - since, LOST))
             unstarted = [p for p in (lane.next_unread, *sight.waiting) if p is not None]
-            if not unstarted or not sight.could_start:
+            if not (unstarted or lane.apart) or not sight.could_start:
                 continue
             starts, since = self._idle.get(key, (lane.starts, now))
             idle[key] = (lane.starts, since if starts == lane.starts else now)
             if now - idle[key][1] > after_s:
-                records = lane.unread_count + len(sight.waiting)
                 seconds = now - idle[key][1]
-                found.append(Stuck(lane.batch, lane.partition, min(unstarted), records, seconds, PASSED_OVER))
+                if unstarted:
+                    records = lane.unread_count + len(sight.waiting)
+                    found.append(
+                        Stuck(lane.batch, lane.partition, min(unstarted), records, seconds, PASSED_OVER)
+                    )
+                if lane.apart:
+                    first, records = min(lane.apart), len(lane.apart)
+                    found.append(Stuck(lane.batch, lane.partition, first, records, seconds, RUNS_ALONE))
         self._lost, self._idle = lost, idle
         return found

@@ -351,7 +351,7 @@ class Dispatcher:
                     batch=job.batch,
                     partition=partition,
                     crashes=lane.crashes,
-                    records=len(lane.suspects),
+                    records=lane.suspected,
                 )
                 self._done.reserve(lane)
             if lane.careful:

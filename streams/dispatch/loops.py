@@ -121,15 +121,6 @@ class Loops:
 
     async def run(self, job: Job, work: Work, pool: ModelPool, slot: Slot) -> Answered | Failed | Again:
         """Run a record to its result. `Again` only if nothing has come of it yet."""
-        if work in self._holds:
-            return await self._run(job, work, pool, slot)
-        self.begin(job, work)  # it runs alone
-        try:
-            return await self._run(job, work, pool, slot)
-        finally:
-            self.end(job, work)
-
-    async def _run(self, job: Job, work: Work, pool: ModelPool, slot: Slot) -> Answered | Failed | Again:
         try:
             match decode_openrelay(self._opened(job, work)):
                 case ToolConfig() as config:

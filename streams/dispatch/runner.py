@@ -50,6 +50,7 @@ class Runner:
         with self.large(job) as sending, self.large(job) as large:
             body = await self.body(work, slot, sending)
             end = await self.ask(job, work, pool, slot, body, large)
+            passing("dispatch.answered", work.request.custom_id)
             if not isinstance(end, Again):
                 return await result_of(work, end, self._store)
         if end.attempt:
@@ -174,7 +175,7 @@ class Runner:
         if endpoint.out_until != was_out_until:
             log.warning(
                 "endpoint out",
-                endpoint=endpoint.base_url,
+                endpoint=endpoint.pool.address,
                 seconds=round(endpoint.out_until - now, 1),
                 reason=f"status {outcome.status}" if isinstance(outcome, Reply) else repr(outcome),
                 misconfigured=endpoint.misconfigured,

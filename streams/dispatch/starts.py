@@ -14,7 +14,6 @@ import structlog
 
 from schemas.errors import RunCode
 from schemas.ids import BatchId
-from schemas.records import Answered, Failed
 from schemas.settings import Settings
 from streams.core.judge import Again
 from streams.core.schedule import Schedule
@@ -77,7 +76,18 @@ class Starts:
         self._runner = Runner(settings.limits, client, store, done, results)
         self._runner.on_free_slot = self.pump
         self.loops = Loops(settings, self._runner, store, self.pump)
-        self.careful = Careful(jobs, pools, backlog, done, self._runner, self._record, self.loops.cut_off)
+        self.careful = Careful(
+            jobs,
+            pools,
+            backlog,
+            done,
+            self._runner,
+            start=self._start,
+            cut_off=self.loops.cut_off,
+            may_start=lambda: bool(self._partitions.owned) and not (self.stopping or results.congested),
+            others_wait=lambda: any(schedule.any_ready for schedule in schedules.values()),
+            pump=self.pump,
+        )
         self.retries: list[tuple[float, int, Work, Job]] = []
         """A heap by the time from which they may run again."""
         self.stopping = False
@@ -125,6 +135,9 @@ class Starts:
         if job.lanes.get(work.lane.partition) is not work.lane:
             work.lane.unread(work.position, work.position)
             return
+        if work.lane.runs_alone(work.position):
+            self.careful.put_back(work)
+            return
         job.ready.appendleft(work)
         self._backlog.bytes_waiting += work.size
         self.set_ready(job)
@@ -154,7 +167,7 @@ class Starts:
     def may_start(self, job: Job) -> bool:
         """Whether a record of the job that waits, if there is one, could be started now."""
         schedule, pool = self._schedules.get(job.model), self._pools.get(job.model)
-        if schedule is None or pool is None or job.batch not in schedule or self.careful or self.stopping:
+        if schedule is None or pool is None or job.batch not in schedule or self.stopping:
             return False
         if self._results.congested or (job.ready and self._must_wait(job)):
             return False
@@ -167,12 +180,12 @@ class Starts:
 
     def pump(self) -> None:
         """Start what may start now."""
-        self._serve_turns(every=self.stopping or bool(self.careful))
+        self._serve_turns(every=self.stopping or self.careful.alone)
         if self.stopping or not self._partitions.owned:
             return
         if self.careful:
-            if not any(job.running for job in self._jobs.values()):
-                self.careful.start(self.spawn, self.pump)
+            self.careful.begin(self.spawn)
+        if self.careful.alone:
             return
         now, now_ms = self._loop.time(), time.time_ns() // 1_000_000
         for name, pool in self._pools.items():
@@ -256,13 +269,14 @@ class Starts:
         if not task.cancelled() and task.exception() is not None:
             self._on_failed(task.exception())  # type: ignore[arg-type]
 
-    def _start(self, job: Job, work: Work, pool: ModelPool, slot: Slot) -> None:
+    def _start(self, job: Job, work: Work, pool: ModelPool, slot: Slot) -> asyncio.Task[None]:
         work.lane.start(work.position)
         if work.loops:
             self.loops.begin(job, work)
         task = self.spawn(self._run(job, work, pool, slot))
         job.running[task] = work
         task.add_done_callback(partial(self._finished, job, work, slot))
+        return task
 
     def _finished(self, job: Job, work: Work, slot: Slot, task: asyncio.Task[None]) -> None:
         slot.release()
@@ -276,16 +290,12 @@ class Starts:
                     self.set_ready(other)
         self.pump()
 
-    async def _record(self, job: Job, work: Work, pool: ModelPool, slot: Slot) -> Answered | Failed | Again:
-        """Run one record from a slot on."""
-        how = self.loops.run if work.loops else self._runner.call
-        return await how(job, work, pool, slot)
-
     async def _run(self, job: Job, work: Work, pool: ModelPool, slot: Slot) -> None:
         """One call of one record, or all of them, and what follows."""
         try:
             await self._done.reserved(work.lane, work.position)
-            outcome = await self._record(job, work, pool, slot)
+            run = self.loops.run if work.loops else self._runner.call
+            outcome = await run(job, work, pool, slot)
         except asyncio.CancelledError:
             if not job.window_over or self._jobs.get(job.batch) is not job:
                 work.lane.abandon(work.position)

@@ -120,10 +120,26 @@ def test_two_crashes_make_careful_and_a_third_gives_the_named_one_up() -> None:
     third.probing = 5
     fourth = lane(runs, third.done_set(clean=False))
     assert fourth.given_up == 5
-    for position in list(fourth.suspects):
-        fourth.next_read(1)
+    assert fourth.next_read(100) == (fourth.started_upto, 99), "only what was not running is read"
+    for position in list(fourth.apart):
+        assert fourth.runs_alone(position)
         fourth.finish(position, 1)
     assert (fourth.crashes, fourth.careful) == (0, False)
+
+
+def test_a_suspect_given_back_stays_apart_and_other_records_do_not() -> None:
+    runs = [(0, 99)]
+    one = lane(runs)
+    one.reserve(5)
+    third = lane(runs, lane(runs, one.done_set(clean=False)).done_set(clean=False))
+    suspects = list(third.apart)
+    first, last = third.next_read(10) or (0, 0)
+    third.unread(first, last)
+    position = third.apart.popleft()
+    third.unread(position, position)
+    assert list(third.apart) == suspects
+    assert third.next_read(10) == (first, last)
+    assert list(third.lost(range(first, last + 1))) == []
 
 
 def test_a_lane_that_comes_back_takes_over_what_somebody_else_finished() -> None:

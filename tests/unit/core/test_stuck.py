@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from schemas.ids import BatchId
 from streams.core.lanes import Lane
-from streams.core.stuck import LOST, PASSED_OVER, Sight, Stuck, StuckDetector
+from streams.core.stuck import LOST, PASSED_OVER, RUNS_ALONE, Sight, Stuck, StuckDetector
 
 AFTER_S = 10.0
 BATCH = BatchId("batch_1")
@@ -104,3 +104,23 @@ def test_lanes_that_are_no_longer_seen_are_forgotten() -> None:
     look(detector, one, 0.0)
     assert detector.look([], 5.0, AFTER_S) == []
     assert look(detector, one, 11.0) == []
+
+
+def test_suspects_that_never_get_to_run_alone_are_named_with_the_reason() -> None:
+    before = lane()
+    before.reserve(3)
+    runs = [(100, 119)]
+    for _ in range(2):
+        before = Lane(BATCH, "a", "requests.m", 3, runs, before.done_set(clean=False))
+    while before.next_read(20) is not None:
+        pass
+    others = set(range(before.started_upto, 20))
+    detector = StuckDetector()
+    for position in others:
+        before.start(position)
+        before.finish(position, 1)
+    assert look(detector, before, 0.0, could=False) == look(detector, before, 100.0, could=False) == []
+    assert look(detector, before, 100.0, could=True) == []
+    assert look(detector, before, 111.0, could=True) == [
+        Stuck(BATCH, 3, 0, before.started_upto, 11.0, RUNS_ALONE)
+    ]

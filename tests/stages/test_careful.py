@@ -1,0 +1,202 @@
+"""Records that were running at two crashes of their dispatcher run alone, and hardly hold anybody else up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from schemas.ids import BatchId
+from schemas.settings import Pool, Settings
+from services.operator.audit import audit
+from services.operator.telling import lines
+from streams.kafka.admin import create_topics
+from tests.stages.conftest import LIMITS, MakePipeline
+from tests.stages.test_crash_points import wait_for_end
+from tests.support.check import check_batch
+from tests.support.pipeline import Pipeline, record
+from tests.support.settings import MODEL
+from tests.support.simulator import Simulator
+from tests.support.until import until
+
+OTHER = "openrelay/other"
+SUSPECTS = 12
+FRESH = 40
+LONG_MS = 120_000
+LIMITS_HERE = msgspec.structs.replace(LIMITS, stuck_after_s=4.0)
+
+
+@pytest.fixture
+def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulator]:
+    """The server of the model `OTHER`."""
+    running = Simulator(tmp_path_factory.mktemp("other"), "--concurrency", "1000")
+    running.start()
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+def with_other(pipeline: MakePipeline, other: Simulator, slots: int = 64) -> Pipeline:
+    """Two models, each with a server of its own."""
+    stages = pipeline(LIMITS_HERE)
+    model = stages.settings.models[MODEL]
+    another = msgspec.structs.replace(model, pools=(Pool(base_url=other.url, max_concurrency=slots),))
+    stages.settings = msgspec.structs.replace(stages.settings, models={MODEL: model, OTHER: another})
+    create_topics(stages.settings)
+    stages.reconfigure(stages.settings)
+    return stages
+
+
+def without_other(settings: Settings) -> Settings:
+    return msgspec.structs.replace(settings, models={MODEL: settings.models[MODEL]})
+
+
+def suspects(stages: Pipeline, other: Simulator, prompt: str = "ok") -> BatchId:
+    """A batch of the other model that was running at two crashes; no dispatcher runs."""
+    stages.start("dispatch")
+    batch = stages.create(
+        (record(f"a{i}", f"{prompt} suspect {i}", OTHER) for i in range(SUSPECTS)),
+        organization="org_a",
+        model=OTHER,
+    )
+    for crash in range(2):
+        if crash:
+            stages.start("dispatch")
+        seen = 0 if not crash else other.calls()["count"]
+        until(lambda seen=seen: other.calls()["count"] >= seen + SUSPECTS, 60, lambda: stages.explain(batch))  # type: ignore[misc]
+        stages.kill("dispatch")
+    return batch
+
+
+def fresh(stages: Pipeline) -> BatchId:
+    return stages.create(
+        (record(f"b{i}", f"ok fresh {i}") for i in range(FRESH)), organization="org_b", model=MODEL
+    )
+
+
+def check_fresh(stages: Pipeline, batch: BatchId, timeout_s: float = 60) -> None:
+    """Long before a call of the suspects ends, or their server is well again."""
+    state = stages.wait_ended(batch, timeout_s)
+    check_batch(state, [f"b{i}" for i in range(FRESH)], stages.lines(batch, "output"), [])
+
+
+@pytest.mark.faults
+def test_others_finish_beside_suspects_whose_calls_are_long(
+    pipeline: MakePipeline, simulator: Simulator, other: Simulator
+) -> None:
+    stages = with_other(pipeline, other)
+    simulator.control(latency_ms=50)
+    other.control(latency_ms=LONG_MS)
+    stages.start("intake", "settle", "sink")
+    batch = suspects(stages, other)
+    until(lambda: other.stats()["running"] == 0, 30, "calls of the dead dispatcher run")
+    stages.start("dispatch")
+    until(lambda: other.stats()["running"] == 1, 30, lambda: stages.explain(batch))
+    check_fresh(stages, fresh(stages))
+    assert stages.state(batch).settled is None
+    other.control(latency_ms=0)
+    other.kill()
+    other.start()
+    state = stages.wait_ended(batch)
+    check_batch(state, [f"a{i}" for i in range(SUSPECTS)], stages.lines(batch, "output"), [])
+
+
+@pytest.mark.faults
+def test_suspects_whose_server_is_away_hold_nobody_up(
+    pipeline: MakePipeline, simulator: Simulator, other: Simulator
+) -> None:
+    """`openrelay audit` says why they wait; when the server is there again they finish."""
+    stages = with_other(pipeline, other)
+    other.control(latency_ms=LONG_MS)
+    stages.start("intake", "settle", "sink")
+    batch = suspects(stages, other)
+    other.kill()
+    stages.start("dispatch")
+    check_fresh(stages, fresh(stages))
+
+    def told() -> str:
+        return "\n".join(lines(audit(stages.settings, batch)))
+
+    until(lambda: "they run one at a time" in told(), 60, told)
+    assert stages.state(batch).settled is None
+    other.start()
+    state = stages.wait_ended(batch)
+    check_batch(state, [f"a{i}" for i in range(SUSPECTS)], stages.lines(batch, "output"), [])
+
+
+@pytest.mark.faults
+def test_suspects_whose_server_says_retry_after_hold_nobody_up(
+    pipeline: MakePipeline, simulator: Simulator, other: Simulator
+) -> None:
+    stages = with_other(pipeline, other)
+    stages.start("intake", "settle", "sink")
+    batch = suspects(stages, other, "retry-after:3600:1000")
+    stages.start("dispatch")
+    seen = other.calls()["count"]
+    check_fresh(stages, fresh(stages))
+    print(other.calls()["count"] - seen, "calls of suspects meanwhile")
+    assert stages.state(batch).settled is None
+    stages.cancel(batch)
+    stages.wait_ended(batch)
+
+
+@pytest.mark.faults
+def test_suspects_of_a_model_that_is_not_in_the_settings_wait(
+    pipeline: MakePipeline, simulator: Simulator, other: Simulator
+) -> None:
+    """They hold nobody up, none is given up however often the dispatcher is killed, and they finish."""
+    stages = with_other(pipeline, other)
+    other.control(latency_ms=LONG_MS)
+    stages.start("intake", "settle", "sink")
+    batch = suspects(stages, other)
+    known = stages.settings
+    stages.reconfigure(without_other(known))
+    for _ in range(2):
+        stages.start("dispatch")
+        check_fresh(stages, fresh(stages))
+        assert stages.children["dispatch"].poll() is None, stages.tail("dispatch")
+        stages.kill("dispatch")
+    stages.start("dispatch")
+    other.control(latency_ms=0)
+    stages.reconfigure(known)
+    state = stages.wait_ended(batch)
+    check_batch(state, [f"a{i}" for i in range(SUSPECTS)], stages.lines(batch, "output"), [])
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(400)
+def test_a_record_whose_late_answer_kills_its_dispatcher_is_given_up(
+    pipeline: MakePipeline, simulator: Simulator, other: Simulator
+) -> None:
+    """Others do not wait for its answer, so one crash more is needed; nobody else is given up."""
+    stages = with_other(pipeline, other)
+    simulator.control(latency_ms=50)
+    stages.start("intake", "settle", "sink")
+    names = [f"a{i}" for i in range(SUSPECTS)]
+    names[5] = "poison"
+    batch = stages.create(
+        (record(name, "slow:12" if name == "poison" else "ok", OTHER) for name in names),
+        organization="org_a",
+        model=OTHER,
+    )
+    crashes = 0
+    while stages.state(batch).ended is None:
+        stages.start("dispatch", OPENRELAY_CRASH_AT="dispatch.answered@poison")
+        child = stages.children["dispatch"]
+        beside = fresh(stages)
+        until(
+            lambda child=child: child.poll() is not None or stages.state(batch).ended is not None,  # type: ignore[misc]
+            90,
+            lambda: stages.explain(batch),
+        )
+        if child.poll() is not None:
+            wait_for_end(stages, "dispatch")
+            crashes += 1
+            assert crashes <= 4
+    check_fresh(stages, beside)
+    output, error = stages.lines(batch, "output"), stages.lines(batch, "error")
+    check_batch(stages.state(batch), names, output, error)
+    assert [(line["custom_id"], line["error"]["code"]) for line in error] == [("poison", "processing_failed")]
+    assert crashes in (3, 4)
