@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 import msgspec
 
 
@@ -122,10 +124,18 @@ class Pool(Strict, frozen=True, kw_only=True):
     max_concurrency: int = 256
     """Calls that all dispatchers together may have running there."""
 
+    @property
+    def address(self) -> str:
+        """Host and port: what may be shown of `base_url`, which may hold a password."""
+        try:
+            parts = urlsplit(self.base_url)
+            host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+            return f"{host}:{parts.port}" if parts.port else str(host)
+        except ValueError:
+            return "not an address"
+
     def __repr__(self) -> str:
-        return (
-            f"Pool(base_url={self.base_url!r}, model={self.model!r}, max_concurrency={self.max_concurrency})"
-        )
+        return f"Pool({self.address}, model={self.model!r}, max_concurrency={self.max_concurrency})"
 
 
 class Model(Strict, frozen=True, kw_only=True):

@@ -30,6 +30,7 @@ import msgspec
 import platformdirs
 
 from schemas.settings import Model, Organization, Pool, Settings
+from streams.pools.places import key_fault, url_fault
 
 PREFIX = "OPENRELAY_"
 FEATURES = ("batch", "workflows")
@@ -323,8 +324,10 @@ def _check_model(where: str, name: str, model: Model, note: Callable[[str], None
 
 
 def _check_pool(where: str, pool: Pool, note: Callable[[str], None]) -> None:
-    if not _is_http(pool.base_url):
-        note(f"{where}.base_url: must be an http or https URL")
+    if fault := url_fault(pool.base_url, pool.api_key):
+        note(f"{where}.base_url: {fault}")
+    if fault := key_fault(pool.api_key):
+        note(f"{where}.api_key: {fault}")
     if pool.max_concurrency < 1:
         note(f"{where}.max_concurrency: must be at least 1")
 

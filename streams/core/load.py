@@ -34,7 +34,7 @@ class Load(NamedTuple):
 
 
 def parse(text: str) -> Load | None:
-    """The load in a Prometheus exposition, None when it tells none; never raises. Engines and models add up."""
+    """The load in a Prometheus exposition, None when it tells none. Engines and models add up."""
     sums: dict[str, float] = {}
     unknown: set[str] = set()
     cache = 0.0

@@ -59,12 +59,12 @@ async def watch(pools: Mapping[str, ModelPool], client: OpenAIClient) -> None:
         well = {endpoint for endpoint, healthy in zip(asked, answers, strict=True) if healthy}
         for endpoint in out:
             if endpoint in well:
-                log.info("endpoint well again", endpoint=endpoint.base_url)
+                log.info("endpoint well again", endpoint=endpoint.pool.address)
                 endpoint.try_again(loop.time())
         sick = {endpoint: sick.get(endpoint, 0) + 1 for endpoint in asked if endpoint not in well}
         for endpoint, times in sick.items():
             if times >= SICK_AFTER:
                 if times == SICK_AFTER:
-                    log.warning("endpoint sick", endpoint=endpoint.base_url, calls=endpoint.in_flight)
+                    log.warning("endpoint sick", endpoint=endpoint.pool.address, calls=endpoint.in_flight)
                 endpoint.put_out(loop.time(), EVERY_S + 2 * PROBE_TIMEOUT_S)
                 client.give_up(endpoint)

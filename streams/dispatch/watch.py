@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from urllib.parse import urlsplit
 
 import structlog
 from prometheus_client import Counter, Histogram
@@ -61,7 +60,7 @@ class Watch:
         shown = set()
         for model, pool in self._pools.items():
             for endpoint in pool.endpoints:
-                labels = (model, _address(endpoint.base_url))
+                labels = (model, endpoint.pool.address)
                 shown.add(labels)
                 metrics.IN_FLIGHT.labels(*labels).set(endpoint.in_flight)
                 metrics.SLOTS.labels(*labels).set(endpoint.limit.value)
@@ -156,9 +155,3 @@ def _kind(outcome: Outcome) -> str:
             return "unreachable"
         case Broken():
             return "broken"
-
-
-def _address(url: str) -> str:
-    """An endpoint's place without what may be secret in its URL."""
-    parts = urlsplit(url)
-    return f"{parts.hostname}:{parts.port}" if parts.port else str(parts.hostname)

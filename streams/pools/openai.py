@@ -21,6 +21,7 @@ import structlog
 from streams.connections import Connector
 from streams.core.judge import Broken, Outcome, Reply, TimedOut, Unreachable
 from streams.core.load import Load, parse
+from streams.pools import places
 from streams.pools.endpoint import Endpoint
 
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
@@ -33,6 +34,7 @@ KEEP_ALIVE_S = 3.0
 """Shorter than servers keep idle connections (uvicorn 5 s), so that we do not send into one just closed."""
 MAX_RETRY_AFTER_S = 3_600.0
 
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _SECONDS = re.compile(r"[0-9]+(\.[0-9]*)?", re.ASCII)
 _HEADERS = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
 
@@ -99,6 +101,8 @@ class OpenAIClient:
 
         Of an answer over `free_bytes` no more is read than `room` has been awaited for, in bytes.
         """
+        if fault := places.fault(endpoint.base_url, endpoint.pool.api_key):
+            return Unreachable(fault)
         headers = endpoint.headers
         if isinstance(body, LargeBody):
             headers = {**headers, "Content-Length": str(body.size)}
@@ -122,7 +126,7 @@ class OpenAIClient:
                 return Reply(
                     response.status,
                     answer,
-                    response.headers.get("x-request-id"),
+                    _request_id(response.headers.get("x-request-id")),
                     retry_after_s(
                         response.headers.get("Retry-After"), response.headers.get("Date"), time.time()
                     ),
@@ -133,6 +137,8 @@ class OpenAIClient:
             return Broken("the server's health is gone") if scope in self._given_up else TimedOut()
         except aiohttp.ClientConnectorError as error:
             return Unreachable(str(error))
+        except aiohttp.InvalidURL:  # it says the URL, and that may hold a password
+            return Unreachable("its base_url is not one")
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return Broken(_what_broke(error))
         finally:
@@ -141,24 +147,13 @@ class OpenAIClient:
 
     async def healthy(self, endpoint: Endpoint) -> bool:
         """Whether `/health` answers; a server without it (404) is not sick."""
-        root = endpoint.base_url.removesuffix("/v1")
-        status = await self._probe(f"{root}/health", endpoint)
+        status = await self._probe(f"{_root(endpoint)}/health", endpoint)
         return status is not None and status < 500
 
     async def load(self, endpoint: Endpoint) -> Load | None:
         """What the server's `/metrics` says of its load; None when it has none we know."""
-        root = endpoint.base_url.removesuffix("/v1")
-        try:
-            async with (
-                asyncio.timeout(PROBE_TIMEOUT_S),
-                self._session.get(
-                    f"{root}/metrics", headers=endpoint.headers, allow_redirects=False
-                ) as response,
-            ):
-                if response.status != 200:
-                    return None
-                text = await response.content.read(MAX_METRICS_BYTES)
-        except (TimeoutError, aiohttp.ClientError, OSError):
+        text = bytearray()
+        if await self._probe(f"{_root(endpoint)}/metrics", endpoint, text) != 200:
             return None
         return parse(text.decode("utf-8", errors="replace"))
 
@@ -170,15 +165,35 @@ class OpenAIClient:
         """Whether the server has no list of models where it should be."""
         return await self._probe(f"{endpoint.base_url}/models", endpoint) == 404
 
-    async def _probe(self, url: str, endpoint: Endpoint) -> int | None:
+    async def _probe(self, url: str, endpoint: Endpoint, body: bytearray | None = None) -> int | None:
+        """The status of the answer, which is read into `body`; None when none came or it is too long."""
+        if places.fault(endpoint.base_url, endpoint.pool.api_key):
+            return None
         try:
             async with (
                 asyncio.timeout(PROBE_TIMEOUT_S),
                 self._session.get(url, headers=endpoint.headers, allow_redirects=False) as response,
             ):
+                if body is None:
+                    return response.status
+                async for chunk in response.content.iter_any():
+                    body += chunk
+                    if len(body) > MAX_METRICS_BYTES:
+                        response.close()
+                        return None
                 return response.status
-        except (TimeoutError, aiohttp.ClientError, OSError):
+        except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
             return None
+
+
+def _root(endpoint: Endpoint) -> str:
+    """Where a server has what is not OpenAI's."""
+    return endpoint.base_url.removesuffix("/v1")
+
+
+def _request_id(said: str | None) -> str | None:
+    """The server's id of the call, if it is one that can be shown and written anywhere."""
+    return said if said is not None and _REQUEST_ID.fullmatch(said) else None
 
 
 def _warn(address: str) -> None:
