@@ -27,7 +27,8 @@ calls       one record from its body to its result
 large       room for bodies and answers of more than 256 KiB
 loops       records that are more than one call: tools between the model's turns, and workflows
 starts      what goes into a free slot
-done        the log of done-sets; `careful` runs what may have killed us, one at a time
+done        the log of done-sets
+careful     runs what may have killed us alone, one at a time, taking turns with everybody else
 partitions  what is ours to run
 dispatcher  joins them
 """
