@@ -13,12 +13,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from schemas.settings import Pool
-from streams.core.judge import Broken, Outcome, Reply
+from streams.core.judge import Broken, Outcome, Reply, Unreachable
+from streams.core.load import Load
+from streams.dispatch import health
 from streams.pools.endpoint import Endpoint
-from streams.pools.openai import LargeBody, OpenAIClient
+from streams.pools.openai import MAX_METRICS_BYTES, LargeBody, OpenAIClient
+from streams.pools.pool import ModelPool
 from tests.support.rawserver import Asked, RawServer, answer
+from tests.support.until import SLACK_S, until
 
 
 async def call(url: str, body: bytes | LargeBody, **options: Any) -> Outcome:
@@ -139,3 +144,93 @@ async def test_of_a_large_answer_no_more_is_read_than_there_is_room_for(announce
     assert len(outcome.body) == size
     assert sum(room) == size - free
     assert not announced or len(room) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        (b"req-1", "req-1"),
+        (b"x" * 128, "x" * 128),
+        (b"x" * 129, None),
+        (b"x" * 8_000, None),
+        (b"", None),
+        (b"a b", None),
+        (b"a\tb", None),
+        (b"req-\xff\xfe", None),
+        ("réq".encode(), None),
+    ],
+)
+async def test_an_id_of_the_servers_that_cannot_be_shown_is_none(said: bytes, kept: str | None) -> None:
+    head, _, body = answer(200, b"{}").partition(b"\r\n\r\n")
+    with RawServer(lambda asked: [head + b"\r\nx-request-id: " + said + b"\r\n\r\n" + body]) as server:
+        outcome = await call(server.url, b"{}")
+    assert isinstance(outcome, Reply)
+    assert outcome.request_id == kept
+
+
+METRICS = b"vllm:num_requests_running 120\nvllm:num_requests_waiting 7\n"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "told"),
+    [
+        ([answer(200, METRICS)], Load(120, 7, 0.0, 0)),
+        ([answer(200, METRICS)[:-31], 0.1, answer(200, METRICS)[-31:]], Load(120, 7, 0.0, 0)),
+        ([answer(404, METRICS)], None),
+        ([answer(200, b"vllm:num_requests_running 1e999\nvllm:num_requests_waiting 0\n")], None),
+        ([answer(200, b"vllm:num_requests_running -100\nvllm:num_requests_waiting 100\n")], None),
+        ([answer(200, METRICS + b" " * MAX_METRICS_BYTES)], None),
+        ([answer(200, METRICS)[:-1]], None),
+        ([b"nonsense\r\n\r\n"], None),
+    ],
+)
+async def test_what_is_said_of_the_load(pieces: list[bytes | float], told: Load | None) -> None:
+    """Read whole, however it comes, or not at all."""
+    client = OpenAIClient()
+    with RawServer(lambda asked: pieces) as server:
+        assert await client.load(Endpoint("m", Pool(base_url=f"{server.url}/v1"))) == told
+    await client.close()
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        Pool(base_url="http://127.0.0.1:9/v1", api_key="sk-hunter2\n"),
+        Pool(base_url="http://127.0.0.1:9/v1", api_key="sk-hunter2-é"),
+        Pool(base_url="http://127.0.0.1:9/v1", api_key="sk-hunter2-\ud800"),
+        Pool(base_url="http://user:hunter2@127.0.0.1:9/v1", api_key="sk-hunter2"),
+        Pool(base_url="http://user:hunter2@a..b/v1"),
+        Pool(base_url="http://user:hunter2@" + "a" * 64 + ".example/v1"),
+        Pool(base_url="http://user:hunter2@127.0.0.1:99999/v1"),
+        Pool(base_url="http://user:hunter2@ho st/v1"),
+        Pool(base_url="hunter2"),
+    ],
+)
+async def test_settings_nothing_can_be_sent_with_are_no_answer_of_the_servers(pool: Pool) -> None:
+    """The record keeps its attempts, and what is said repeats no secret."""
+    client, endpoint = OpenAIClient(), Endpoint("m", pool)
+    outcome = await client.call(endpoint, "/v1/completions", b"{}", timeout_s=20)
+    assert isinstance(outcome, Unreachable)
+    assert "hunter2" not in outcome.reason
+    assert not await client.healthy(endpoint)
+    assert await client.load(endpoint) is None
+    assert not await client.key_accepted(endpoint)
+    await client.close()
+
+
+async def test_what_is_logged_of_a_sick_server_names_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "EVERY_S", 0.01)
+    client, url = OpenAIClient(), "http://user:hunter2@127.0.0.1:1/v1"
+    pool = ModelPool("m", (Pool(base_url=url),))
+    pool.own(frozenset({0}), 1)
+    slot = pool.acquire(0.0)
+    assert slot is not None
+    with capture_logs() as logs:
+        watching = asyncio.create_task(health.watch({"m": pool}, client))
+        await asyncio.to_thread(until, lambda: logs, SLACK_S, "nothing is logged")
+        watching.cancel()
+    slot.release()
+    await client.close()
+    assert logs[0]["endpoint"] == "127.0.0.1:1"
+    assert "hunter2" not in str(logs)
+    assert "hunter2" not in repr(pool.endpoints[0].pool)

@@ -25,7 +25,7 @@ from streams.pools.endpoint import Endpoint
 from streams.pools.openai import OpenAIClient
 from streams.tools.egress import Egress
 from tests.support.certificate import certificate
-from tests.support.until import SLACK_S
+from tests.support.until import SLACK_S, until
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 LATER_S = 0.02
@@ -247,9 +247,9 @@ def test_what_the_loop_has_not_read_yet_counts(
             more.set()
             assert sent.wait(10)
             assert await ask(b"second") == b"second"
-        async with asyncio.timeout(SLACK_S):
-            while any(each.fileno() >= 0 for each in sockets):
-                await asyncio.sleep(0)
+        await asyncio.to_thread(
+            until, lambda: all(each.fileno() < 0 for each in sockets), SLACK_S, "a connection is left open"
+        )
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve, args=(listener,))

@@ -220,6 +220,38 @@ def test_faults_of_form_hide_no_other_and_count_once(good: Settings) -> None:
         ("organizations.0.api_keys", ["or_short"], "organizations[0].api_keys[0]"),
         ("models.openrelay/test.pools", [], 'models."openrelay/test".pools'),
         ("models.openrelay/test.pools.0.base_url", "gpu:8000", 'models."openrelay/test".pools[0].base_url'),
+        *(
+            ("models.openrelay/test.pools.0.base_url", url, 'models."openrelay/test".pools[0].base_url')
+            for url in (
+                "http://a..b/v1",
+                "http://.a/v1",
+                "http://" + "a" * 64 + ".example/v1",
+                "http://" + "a." * 130 + "example/v1",
+                "http://xn--\u2100/v1",
+                "http://-/v1",
+                "http://*/v1",
+                "http://a%2eb/v1",
+                "http://1.2.3/v1",
+                "http://256.1.1.1/v1",
+                "http://[::g]/v1",
+                "http://gpu:0/v1",
+                "http://gpu:99999/v1",
+                "http://gpu:port/v1",
+                "http://g pu/v1",
+                "http://gpu /v1",
+                "http://gpu/v1\n",
+                "http://ho\u200bst/v1",
+                "http://gpu/v1?x=y",
+                "http://gpu/v1#x",
+                "http://a%3Ab:c@gpu/v1",
+                "ftp://gpu/v1",
+                "http://",
+            )
+        ),
+        *(
+            ("models.openrelay/test.pools.0.api_key", key, 'models."openrelay/test".pools[0].api_key')
+            for key in ("sk-1\n", "sk-1\r\nX: y", " sk-1", "sk-\u0000", "sk-\u00e9", "sk-\u20ac")
+        ),
         (
             "models.openrelay/test.pools.0.max_concurrency",
             0,
@@ -241,6 +273,41 @@ def test_faults_of_meaning_name_their_key(good: Settings, path: str, value: obje
     at[last] = value
     [said] = _faults(tree)
     assert said.startswith(f"{fault}: ")
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("http://gpu:8000/v1", "gpu:8000"),
+        ("https://GPU_1.internal./v1/", "gpu_1.internal."),
+        ("http://m\u00fcnchen.example/v1", "m\u00fcnchen.example"),
+        ("http://10.0.0.1/v1", "10.0.0.1"),
+        ("http://[fd00::1]:8000/v1", "[fd00::1]:8000"),
+        ("http://user:p%40ss@gpu:8000/v1", "gpu:8000"),
+    ],
+)
+def test_where_a_pool_may_be_and_what_is_shown_of_it(good: Settings, url: str, address: str) -> None:
+    tree = _tree(good)
+    tree["models"]["openrelay/test"]["pools"][0]["base_url"] = url
+    [pool] = checked(tree).models["openrelay/test"].pools
+    assert pool.address == address
+    assert "p%40ss" not in repr(pool)
+
+
+def test_one_of_a_password_and_a_key_and_neither_is_repeated(good: Settings) -> None:
+    tree = _tree(good)
+    tree["models"]["openrelay/test"]["pools"] = [
+        {"base_url": "http://user:hunter2@gpu/v1", "api_key": "sk-1"},
+        {"base_url": "http://user:hunter2@gpu..x/v1"},
+        {"base_url": "http://gpu/v1", "api_key": "sk-hunter2\n"},
+    ]
+    faults = _faults(tree)
+    assert [fault.partition(": ")[0].rpartition(".pools")[2] for fault in faults] == [
+        "[0].base_url",
+        "[1].base_url",
+        "[2].api_key",
+    ]
+    assert "hunter2" not in str(faults)
 
 
 def test_the_same_key_and_the_same_organization_twice(good: Settings) -> None:
