@@ -85,7 +85,7 @@ class Starts:
             start=self._start,
             cut_off=self.loops.cut_off,
             may_start=lambda: bool(self._partitions.owned) and not (self.stopping or results.congested),
-            others_wait=lambda: any(schedule.any_ready for schedule in schedules.values()),
+            others_wait=self._anything_waits,
             pump=self.pump,
         )
         self.retries: list[tuple[float, int, Work, Job]] = []
@@ -163,6 +163,12 @@ class Starts:
                 return False
             job.ready.rotate(-1)
         return True
+
+    def _anything_waits(self) -> bool:
+        """Whether there is a record that could start if there were slots, or is being read."""
+        return any(schedule.any_ready for schedule in self._schedules.values()) or any(
+            job.reads for job in self._jobs.values()
+        )
 
     def may_start(self, job: Job) -> bool:
         """Whether a record of the job that waits, if there is one, could be started now."""
