@@ -34,6 +34,7 @@ KEEP_ALIVE_S = 3.0
 """Shorter than servers keep idle connections (uvicorn 5 s), so that we do not send into one just closed."""
 MAX_RETRY_AFTER_S = 3_600.0
 
+_NOT_HTTP = "what the model server sent is not HTTP"
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _SECONDS = re.compile(r"[0-9]+(\.[0-9]*)?", re.ASCII)
 _HEADERS = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
@@ -123,6 +124,8 @@ class OpenAIClient:
                 answer = await _read_capped(response, free_bytes, room)
                 if answer is None:
                     return Broken(f"the answer is over {MAX_ANSWER_BYTES} bytes")
+                if not 200 <= response.status < 600:
+                    return Broken(_NOT_HTTP)
                 return Reply(
                     response.status,
                     answer,
@@ -212,7 +215,7 @@ def _what_broke(error: Exception) -> str:
         case OSError(errno=int(number)):
             return f"the connection to the model server broke: {os.strerror(number)}"
         case aiohttp.ClientResponseError() | ValueError():
-            return "what the model server sent is not HTTP"
+            return _NOT_HTTP
     return "the connection to the model server broke"
 
 

@@ -50,6 +50,12 @@ async def broken(url: str) -> str:
             "the connection to the model server broke in the middle of the answer",
         ),
         (b"nonsense\r\n\r\n", "what the model server sent is not HTTP"),
+        (answer(0), "what the model server sent is not HTTP"),
+        (answer(600), "what the model server sent is not HTTP"),
+        (
+            b"HTTP/1.1 101 Other\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
+            "what the model server sent is not HTTP",
+        ),
     ],
 )
 async def test_a_server_that_does_not_answer(sent: bytes, said: str) -> None:
