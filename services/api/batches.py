@@ -6,10 +6,11 @@ import contextlib
 import secrets
 import time
 from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from schemas import ids, topics
 from schemas.batches import MAX_LISTED_ERRORS, Batch, BatchError, BatchErrors, BatchList
@@ -30,17 +31,22 @@ from streams.core.lifecycle import BatchState, to_api
 from streams.core.strictjson import NotJson
 
 MAX_IDEMPOTENCY_KEY = 255
-LISTS_KEPT = 1_024
-"""Batches whose first rejected records are remembered; they never change."""
+LISTS_BYTES = 8 * 1024 * 1024
+"""So much of the rejected records that reads show is remembered."""
+
+PIECE_BYTES = 64 * 1024
 
 _rejected = msgspec.json.Decoder(Rejected)
+_encode = msgspec.json.encode
 
 
 class BatchRoutes:
     def __init__(self, parts: Parts, creation: Creation) -> None:
         self._parts = parts
         self._creation = creation
-        self._lists: OrderedDict[str, BatchErrors] = OrderedDict()
+        self._lists: OrderedDict[str, tuple[BatchErrors, int]] = OrderedDict()
+        """The first rejected records of batches, and their bytes as sent; they never change."""
+        self._lists_bytes = 0
 
     async def create(self, request: Request) -> Response:
         principal = _principal(request)
@@ -64,7 +70,7 @@ class BatchRoutes:
             state = await self._creation.create(principal, order, scope, source)
         finally:
             spool.close()
-        return _json(to_api(state, await self._errors(state, complete=True)))
+        return await self._created(state)
 
     async def list(self, request: Request) -> Response:
         principal = _principal(request)
@@ -74,10 +80,10 @@ class BatchRoutes:
         if (cursor := request.query_params.get("after")) is not None:
             after = self._own(cursor, principal)
         states = self._parts.model.batches(principal.organization, limit + 1, after, _now_ms())
-        data = [await self._shown(state) for state in states[:limit]]
-        return _json(
-            BatchList(data, data[0].id if data else None, data[-1].id if data else None, len(states) > limit)
-        )
+        shown = states[:limit]
+        names = [_id(state) for state in shown]
+        page = BatchList([], names[0] if names else None, names[-1] if names else None, len(states) > limit)
+        return StreamingResponse(self._page(page, shown), media_type="application/json")
 
     async def get(self, request: Request) -> Response:
         await self._parts.model.barrier()
@@ -137,37 +143,63 @@ class BatchRoutes:
             raise refusals.not_found()
         return state
 
-    async def _shown(self, state: BatchState) -> Batch:
-        return to_api(state, await self._errors(state, complete=False))
+    async def _page(self, page: BatchList, states: Sequence[BatchState]) -> AsyncIterator[bytes]:
+        """A page of the list, a batch at a time: with rejected records it may be large, and read slowly."""
+        before, after = _around_empty(_encode(page), b'"data":[')
+        yield before
+        for number, state in enumerate(states):
+            yield (b"," if number else b"") + _encode(await self._shown(state))
+        yield after
 
-    async def _errors(self, state: BatchState, *, complete: bool) -> BatchErrors | None:
-        """The rejected records of a batch: all of them, or those that reads show."""
+    async def _shown(self, state: BatchState) -> Batch:
+        """As reads show it."""
         assert state.created is not None
         name = state.created.rejected_object
-        if name is None:
-            return None
-        if not complete and name in self._lists:
-            self._lists.move_to_end(name)
-            return self._lists[name]
-        most = state.created.rejected if complete else MAX_LISTED_ERRORS
-        errors = await self._parts.threads.run(self._read_errors, name, most)
-        if not complete:
-            self._lists[name] = errors
-            if len(self._lists) > LISTS_KEPT:
-                self._lists.popitem(last=False)
-        return errors
+        return to_api(state, None if name is None else await self._first_errors(name))
 
-    def _read_errors(self, name: str, most: int) -> BatchErrors:
+    async def _first_errors(self, name: str) -> BatchErrors:
+        if name in self._lists:
+            self._lists.move_to_end(name)
+        else:
+            errors = await self._parts.threads.run(self._read_errors, name)
+            if name not in self._lists:
+                self._lists[name] = errors, len(_encode(errors))
+                self._lists_bytes += self._lists[name][1]
+            while self._lists_bytes > LISTS_BYTES and len(self._lists) > 1:
+                _, (_, size) = self._lists.popitem(last=False)
+                self._lists_bytes -= size
+        return self._lists[name][0]
+
+    def _read_errors(self, name: str) -> BatchErrors:
         data: list[BatchError] = []
         rest = b""
-        for piece in self._parts.blobs.stream(name, 64 * 1024):
+        for piece in self._parts.blobs.stream(name, PIECE_BYTES):
             *lines, rest = (rest + piece).split(b"\n")
-            for line in lines:
-                each = _rejected.decode(line)
-                data.append(BatchError(each.code, each.message, each.param, each.line, each.custom_id))
-                if len(data) == most:
-                    return BatchErrors(data)
+            data += map(_shown_error, lines[: MAX_LISTED_ERRORS - len(data)])
+            if len(data) == MAX_LISTED_ERRORS:
+                break
         return BatchErrors(data)
+
+    async def _created(self, state: BatchState) -> Response:
+        """As create shows it: with every rejected record, of which there may be as much as was sent."""
+        assert state.created is not None
+        name = state.created.rejected_object
+        if name is None or state.created.rejected <= MAX_LISTED_ERRORS:
+            return _json(await self._shown(state))
+        stream = await self._parts.threads.run(self._parts.blobs.stream, name, PIECE_BYTES)
+        return StreamingResponse(self._with_all_errors(state, stream), media_type="application/json")
+
+    async def _with_all_errors(self, state: BatchState, stream: Iterator[bytes]) -> AsyncIterator[bytes]:
+        before, after = _around_empty(_encode(to_api(state, BatchErrors([]))), b'"errors":{"data":[')
+        yield before
+        rest, comma = b"", b""
+        async with contextlib.aclosing(self._parts.threads.chunks(stream)) as pieces_read:
+            async for piece in pieces_read:
+                *lines, rest = (rest + piece).split(b"\n")
+                if lines:
+                    yield comma + b",".join(_encode(_shown_error(line)) for line in lines)
+                    comma = b","
+        yield after
 
 
 def _principal(request: Request) -> Principal:
@@ -181,7 +213,27 @@ def _now_ms() -> int:
 
 
 def _json(value: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
+    return Response(_encode(value), media_type="application/json")
+
+
+def _id(state: BatchState) -> BatchId:
+    assert state.created is not None
+    return state.created.batch
+
+
+def _shown_error(line: bytes) -> BatchError:
+    each = _rejected.decode(line)
+    return BatchError(each.code, each.message, each.param, each.line, each.custom_id)
+
+
+def _around_empty(encoded: bytes, opening: bytes) -> tuple[bytes, bytes]:
+    """The JSON before and behind the items of a list that is empty in it. `opening` leads to their place.
+
+    Outside strings it occurs once, and in one its quotes would be escaped.
+    """
+    before, empty, after = encoded.partition(opening + b"]")
+    assert empty, "the list is empty, and its field is sent"
+    return before + opening, b"]" + after
 
 
 def _idempotency_key(request: Request) -> str | None:

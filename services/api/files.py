@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator
 
 import msgspec
 from starlette.requests import Request
@@ -231,23 +230,9 @@ class FileRoutes:
         except BlobMissing:
             # Deleted between the look and the opening.
             raise refusals.not_found() from None
-        return StreamingResponse(self._chunks(stream), status, headers, media_type="application/octet-stream")
-
-    async def _chunks(self, stream: Iterator[bytes]) -> AsyncIterator[bytes]:
-        reading: asyncio.Future[bytes] | None = None
-        try:
-            while True:
-                reading = asyncio.ensure_future(self._parts.threads.run(next, stream, b""))
-                chunk = await asyncio.shield(reading)
-                if not chunk:
-                    return
-                yield chunk
-        finally:
-            # A caller that leaves does not stop the thread that is reading; the file is closed after it.
-            if reading is None or reading.done():
-                _close(stream)
-            else:
-                reading.add_done_callback(lambda _: _close(stream))
+        return StreamingResponse(
+            self._parts.threads.chunks(stream), status, headers, media_type="application/octet-stream"
+        )
 
     async def _file(self, request: Request) -> FileRow:
         """The file of the path, if it is there for this caller."""
@@ -272,11 +257,6 @@ def to_api(row: FileRow) -> File:
         filename=f"{row.id}.jsonl",
         purpose=row.purpose,
     )
-
-
-def _close(stream: Iterator[bytes]) -> None:
-    if isinstance(stream, Generator):
-        stream.close()
 
 
 def _principal(request: Request) -> Principal:

@@ -7,7 +7,7 @@ up every read of the API.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
@@ -26,5 +26,27 @@ class StorageThreads:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, lambda: call(*args, **kwargs))
 
+    async def chunks(self, stream: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
+        """What a blob's stream gives, each chunk read in a thread when it is asked for."""
+        reading: asyncio.Future[bytes] | None = None
+        try:
+            while True:
+                reading = asyncio.ensure_future(self.run(next, stream, b""))
+                chunk = await asyncio.shield(reading)
+                if not chunk:
+                    return
+                yield chunk
+        finally:
+            # A caller that leaves does not stop the thread that is reading; the file is closed after it.
+            if reading is None or reading.done():
+                _close(stream)
+            else:
+                reading.add_done_callback(lambda _: _close(stream))
+
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
+
+
+def _close(stream: Iterator[bytes]) -> None:
+    if isinstance(stream, Generator):
+        stream.close()
