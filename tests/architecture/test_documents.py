@@ -50,6 +50,7 @@ def test_the_example_is_good_as_it_is_and_with_every_key_in_use(tmp_path: Path) 
     assert resolve(tomllib.loads(text), tmp_path, ports, PLACEHOLDERS).simulated
     used = re.sub(r"^# (\w+ = .*|\[.*\])$", r"\1", text, flags=re.MULTILINE)
     used = used.replace('keys = ["…"]', f'keys = ["{SECRET}"]', 1).replace("or_…", "or_0123456789abcdef")
+    used = used.replace('api_key = "…"', 'api_key = "sk-1"')
     resolved = resolve(tomllib.loads(used), tmp_path, ports, PLACEHOLDERS)
     assert not any(resolved[1:])
 
