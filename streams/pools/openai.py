@@ -201,7 +201,9 @@ def _request_id(said: str | None) -> str | None:
 
 def _warn(address: str) -> None:
     log.warning(
-        "endpoint sent more than it was asked for", endpoint=address, consequence="one call a connection"
+        "endpoint sent more than it was asked for",
+        endpoint=address,
+        consequence="one call a connection until a restart",
     )
 
 
