@@ -390,9 +390,11 @@ class Dispatcher:
             return
         job.closing = reason
         job.stopped.set()
-        self._starts.unschedule(job)
         self._backlog.drop(job)
-        if not job.running:
+        if job.running:
+            self._starts.set_ready(job)  # for the further calls of what runs: in their turn, as before
+        else:
+            self._starts.unschedule(job)
             self._send_closed(job)
 
     def _expire(self, job: Job) -> None:

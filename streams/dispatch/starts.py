@@ -288,6 +288,7 @@ class Starts:
         slot.release()
         job.running.pop(task, None)
         if job.closing is not None and not job.running:
+            self.unschedule(job)
             self._on_idle(job)
         if work.loops:
             self.loops.end(job, work)

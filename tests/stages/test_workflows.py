@@ -443,6 +443,33 @@ def test_a_cancelled_batch_lets_running_workflows_end(
     assert error["r1"]["openrelay"]["usage"]["input_tokens"] == 4
 
 
+def test_a_cancelled_batch_does_not_jump_the_queue(
+    pipeline: MakePipeline, customer: Customer, simulator: Simulator
+) -> None:
+    """What still runs of it makes many calls more, each in its turn beside those of others."""
+    records, requests, slots = 6, 60, 8
+
+    def callback(asked: dict[str, Any]) -> Any:
+        if asked["step"] == 0:
+            return go_on(**{f"a{i}": f"usage:1/1 queue {asked['custom_id']} {i}" for i in range(requests)})
+        return done()
+
+    stages = pipeline(slots=slots)
+    simulator.control(latency_ms=200)
+    stages.start(*ROLES)
+    flows = Flows(customer)
+    for _ in range(records):
+        flows.add(callback)
+    cancelled = stages.create(flows.records, organization="org_cancels")
+    until(lambda: simulator.stats()["running"] == slots, 30, lambda: stages.explain(cancelled))
+    stages.cancel(cancelled)
+    until(lambda: stages.state(cancelled).cancelled, 30, "the cancel is not known")
+    other = stages.create((record(f"p{i}", "ok queue") for i in range(slots)), organization="org_waits")
+    stages.wait_ended(other)
+    assert stages.state(cancelled).settled is None, "it went first"
+    finish(stages, cancelled, records)
+
+
 @pytest.mark.faults
 @pytest.mark.parametrize("seed", [1, 2])
 def test_kills_at_any_instant_lose_and_double_nothing(
