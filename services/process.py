@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -72,6 +73,13 @@ def listen(host: str, port: int) -> socket.socket:
         listener.close()
         raise PortTaken(f"cannot listen on {host} port {port}: {error.strerror}") from error
     return listener
+
+
+def allow_open_files() -> None:
+    """As many as this process may have: each connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def inherited_listener() -> socket.socket | None:

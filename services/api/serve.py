@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-import resource
 import signal
 import socket
 from collections.abc import Iterator
@@ -33,7 +32,7 @@ from services.api.uploads import Uploads
 from services.api.uses import Uses
 from services.api.validation import Validation
 from services.api.writing import FactWriter
-from services.process import inherited_listener, listen, signal_ready
+from services.process import allow_open_files, inherited_listener, listen, signal_ready
 from streams.blobs import open_blobs
 from streams.intake import Intake
 from streams.kafka.producer import AsyncProducer
@@ -51,7 +50,7 @@ def run(settings: Settings, host: str, port: int) -> None:
 
     Raises what ended the read model or intake: the process is to be started again.
     """
-    _allow_open_files()
+    allow_open_files()
     inherited = inherited_listener()
     listener = inherited or listen(host, port)
     try:
@@ -170,9 +169,3 @@ def _instance(settings: Settings, number: int) -> str:
     """A name no other API process has, and that this one has again when it is started anew."""
     place = hashlib.sha256(str(Path(settings.data_dir).resolve()).encode()).hexdigest()[:8]
     return f"api-{socket.gethostname()}-{place}-{number}"
-
-
-def _allow_open_files() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

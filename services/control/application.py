@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -16,18 +15,17 @@ from contextlib import asynccontextmanager, suppress
 import msgspec
 from clickhouse_connect.driver.exceptions import ClickHouseError
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
 
 from schemas.settings import Settings
+from services.api.exchange import App, Receive, Scope, Send, exchange
 from services.api.principals import Principals
-from services.api.refusals import Refusal, method_not_allowed, not_found, unavailable
+from services.api.refusals import Refusal, unavailable
 from services.control import prices, sampling, usage
 from services.control.board import Board
-from services.control.callers import browser_of, caller_of, operator_of, whose_batches, whose_usage
+from services.control.callers import authenticate, operators_only, whose_batches, whose_usage
 from services.control.lag import PartitionLag, by_topic, partition_lags
 from services.control.openapi import KeyList, LagList, PriceList, UsageList, description
 from services.control.overview import overview
@@ -54,14 +52,32 @@ log = logging.getLogger("openrelay.control")
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def application(settings: Settings, principals: Principals, board: Board) -> Starlette:
+def application(settings: Settings, principals: Principals, board: Board) -> App:
     """The ASGI application, with its connections to Kafka and ClickHouse."""
+    router = routes(settings, board)
+
+    async def admitted(scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        if not path.startswith(INFERENCE_ROUTES) and path not in OPEN_PATHS:
+            scope.setdefault("state", {})["principal"] = authenticate(Request(scope), principals)
+        await router(scope, receive, send)
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await exchange(admitted, scope, receive, send, settings.http, log, lambda *_: ())
+        else:
+            await router(scope, receive, send)
+
+    return serve
+
+
+def routes(settings: Settings, board: Board) -> Router:
+    """Where a caller is needed, it is in the request's state already."""
     admin = Admin(settings.kafka, "openrelay-control-lag")
     warehouse = usage.Warehouse(settings.clickhouse)
 
     async def get_usage(request: Request) -> Response:
-        caller = caller_of(request, principals)
-        asked = usage.question(dict(request.query_params), whose_usage(request, caller))
+        asked = usage.question(dict(request.query_params), whose_usage(request, request.state.principal))
         try:
             rows = await asyncio.to_thread(warehouse.usage, asked)
         except ClickHouseError as error:
@@ -70,15 +86,13 @@ def application(settings: Settings, principals: Principals, board: Board) -> Sta
         return _json(UsageList(rows))
 
     async def get_prices(request: Request) -> Response:
-        caller_of(request, principals)
         return _json(PriceList(prices.current(settings)))
 
     async def get_lag(request: Request) -> Response:
-        caller_of(request, principals)
         return _json(LagList(by_topic(await _lags(admin, settings))))
 
     async def get_keys(request: Request) -> Response:
-        operator_of(request, principals)
+        operators_only(request.state.principal)
         try:
             return _json(KeyList(await asyncio.to_thread(keys.listed, settings)))
         except KafkaFailed as error:
@@ -86,13 +100,12 @@ def application(settings: Settings, principals: Principals, board: Board) -> Sta
             raise unavailable("The broker does not answer; try again shortly.") from error
 
     async def dashboard(request: Request) -> Response:
-        caller = browser_of(request, principals)
         shown = await ask(settings)
         lags = None
         with suppress(Refusal):
             lags = by_topic(await _lags(admin, settings))
         now_ms = time.time_ns() // 1_000_000
-        found = overview(board, shown, lags, whose_batches(caller), now_ms)
+        found = overview(board, shown, lags, whose_batches(request.state.principal), now_ms)
         return HTMLResponse(page(found), headers=HEADERS)
 
     async def metrics(request: Request) -> Response:
@@ -118,7 +131,7 @@ def application(settings: Settings, principals: Principals, board: Board) -> Sta
         return PlainTextResponse("ok\n")
 
     @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+    async def lifespan(_: object) -> AsyncIterator[None]:
         keeping = [
             asyncio.create_task(prices.keep_recorded(settings)),
             asyncio.create_task(sampling.keep_sampling(settings)),
@@ -129,13 +142,10 @@ def application(settings: Settings, principals: Principals, board: Board) -> Sta
             task.cancel()
 
     def get(path: str, handler: Handler) -> Route:
-        return Route(path, _answered(handler), methods=["GET"])
+        return Route(path, handler, methods=["GET"])
 
-    async def absent(request: Request, error: Exception) -> Response:
-        return await _answered(_absent(principals, error))(request)
-
-    return Starlette(
-        routes=[
+    return Router(
+        [
             get("/", dashboard),
             get("/v1/usage", get_usage),
             get("/v1/prices", get_prices),
@@ -145,35 +155,9 @@ def application(settings: Settings, principals: Principals, board: Board) -> Sta
             get("/health", health),
             get("/openapi.json", describe),
         ],
+        redirect_slashes=False,
         lifespan=lifespan,
-        exception_handlers={404: absent, 405: absent, HTTPException: absent},
     )
-
-
-def _answered(handler: Handler) -> Handler:
-    async def answered(request: Request) -> Response:
-        try:
-            response = await handler(request)
-        except Refusal as refusal:
-            response = Response(refusal.body(), refusal.status, refusal.headers, "application/json")
-        response.headers["x-request-id"] = "req_" + secrets.token_hex(12)
-        return response
-
-    return answered
-
-
-def _absent(principals: Principals, error: Exception) -> Handler:
-    """404, or 405 for another method of a route; 401 before either, but where no key is looked at."""
-
-    async def absent(request: Request) -> Response:
-        path = request.url.path
-        if not path.startswith(INFERENCE_ROUTES) and path not in OPEN_PATHS:
-            caller_of(request, principals)
-        if isinstance(error, HTTPException) and error.status_code == 405:
-            raise method_not_allowed(error.headers)
-        raise not_found()
-
-    return absent
 
 
 async def _lags(admin: Admin, settings: Settings) -> list[PartitionLag]:

@@ -11,36 +11,21 @@ from schemas.facts import KeyRole
 from services.api.principals import Principal, Principals, presented_key
 from services.api.refusals import Refusal, invalid, not_found
 
+DASHBOARD = "/"
 BASIC = 'Basic realm="OpenRelay: any name, and an API key as the password", charset="UTF-8"'
 
 
-def caller_of(request: Request, principals: Principals) -> Principal:
-    """By `Authorization: Bearer` or `x-api-key`; raises Refusal."""
+def authenticate(request: Request, principals: Principals) -> Principal:
+    """By `Authorization: Bearer` or `x-api-key`, at the dashboard by a password too; raises Refusal."""
+    if request.scope["path"] == DASHBOARD:
+        return _browser(request, principals)
     return principals.authenticate(presented_key(dict(request.headers.raw)))
 
 
-def browser_of(request: Request, principals: Principals) -> Principal:
-    """The same, but a browser may also send the key as a password; asked for it, people see a form."""
-    scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
-    try:
-        if scheme.lower() == "basic":
-            decoded = base64.b64decode(credentials, validate=True).decode()
-            return principals.authenticate(decoded.partition(":")[2])
-        return caller_of(request, principals)
-    except (binascii.Error, UnicodeDecodeError, Refusal):
-        try:
-            return principals.authenticate(None)
-        except Refusal as refusal:
-            refusal.headers["www-authenticate"] = BASIC
-            raise
-
-
-def operator_of(request: Request, principals: Principals) -> Principal:
+def operators_only(caller: Principal) -> None:
     """For others than operators there is nothing here."""
-    caller = caller_of(request, principals)
     if caller.role is not KeyRole.OPERATOR:
         raise not_found()
-    return caller
 
 
 def whose_usage(request: Request, caller: Principal) -> str | None:
@@ -58,3 +43,19 @@ def whose_usage(request: Request, caller: Principal) -> str | None:
 def whose_batches(caller: Principal) -> str | None:
     """Whose batches the caller may see: its own, and with an operator key everybody's."""
     return None if caller.role is KeyRole.OPERATOR else caller.organization
+
+
+def _browser(request: Request, principals: Principals) -> Principal:
+    """The key may be a password; asked for it, people see a form."""
+    scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
+    try:
+        if scheme.lower() == "basic":
+            decoded = base64.b64decode(credentials, validate=True).decode()
+            return principals.authenticate(decoded.partition(":")[2])
+        return principals.authenticate(presented_key(dict(request.headers.raw)))
+    except (binascii.Error, UnicodeDecodeError, Refusal):
+        try:
+            return principals.authenticate(None)
+        except Refusal as refusal:
+            refusal.headers["www-authenticate"] = BASIC
+            raise

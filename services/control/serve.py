@@ -18,7 +18,7 @@ from services.api.protocol import bounded_by
 from services.control import board
 from services.control.application import application
 from services.control.issued import IssuedKeys
-from services.process import inherited_listener, listen
+from services.process import allow_open_files, inherited_listener, listen
 from streams.kafka.follow import Follower
 
 CATCH_UP_S = 60.0
@@ -27,6 +27,7 @@ FAILURE_CHECK_S = 1.0
 
 def run(settings: Settings, host: str, port: int) -> None:
     """Serve until SIGTERM."""
+    allow_open_files()
     listener = inherited_listener() or listen(host, port)
     exposition.forget_dead(settings)
     issued, batches = IssuedKeys(), board.Board()
@@ -39,8 +40,11 @@ def run(settings: Settings, host: str, port: int) -> None:
         config = uvicorn.Config(
             application(settings, Principals(settings.organizations, issued.find), batches),
             http=bounded_by(settings.http),
+            ws="none",
             log_config=None,
             access_log=False,
+            server_header=False,
+            proxy_headers=False,
             timeout_graceful_shutdown=max(1, round(settings.limits.drain_s)),
         )
         asyncio.run(_serve(uvicorn.Server(config), listener, [keys, facts]))

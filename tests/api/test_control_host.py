@@ -20,7 +20,7 @@ from schemas.settings import Organization, Settings
 from services.api import keys
 from services.api.principals import Principals
 from services.control import prices
-from services.control.application import application
+from services.control.application import application, routes
 from services.control.board import Board
 from services.control.issued import IssuedKeys
 from services.warehouse.migrate import migrate
@@ -92,9 +92,8 @@ async def http(settings: Settings, board: Board) -> AsyncIterator[httpx.AsyncCli
             _issued(OPERATOR_KEY, KeyRole.OPERATOR),
         )
     )
-    transport = httpx.ASGITransport(
-        application(settings, Principals(settings.organizations, issued.find), board)
-    )
+    app = application(settings, Principals(settings.organizations, issued.find), board)
+    transport = httpx.ASGITransport(app)  # type: ignore[arg-type]
     async with httpx.AsyncClient(transport=transport, base_url="http://control") as connected:
         yield connected
 
@@ -256,6 +255,35 @@ async def test_unknown_routes_and_methods_with_a_key(http: httpx.AsyncClient) ->
         assert (await http.post(path)).status_code == 405
 
 
+@pytest.mark.parametrize("path", ["/v1/usage/", "/v1/lag//", "//", "/health/", "/metrics/", "/openapi.json/"])
+async def test_a_path_with_a_slash_more_is_another(http: httpx.AsyncClient, path: str) -> None:
+    """Nobody is sent elsewhere, least of all to where the caller's Host points."""
+    url = "http://control" + path
+    for method in ("GET", "POST"):
+        for headers, status in (({}, 401), (_bearer(API_KEY), 404)):
+            answer = await http.request(method, url, headers=headers | {"Host": "elsewhere.example"})
+            assert answer.status_code == status
+            assert "location" not in answer.headers
+            assert answer.headers["x-request-id"].startswith("req_")
+
+
+async def test_a_fault_is_a_500_that_says_nothing(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(_: Settings) -> None:
+        raise ZeroDivisionError("secret-detail")
+
+    monkeypatch.setattr(prices, "current", broken)
+    app = application(settings, Principals(settings.organizations, lambda _: None), Board())
+    transport = httpx.ASGITransport(app)  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=transport, base_url="http://control") as http:
+        answer = await http.get("/v1/prices", headers=_bearer(API_KEY))
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "internal_error"
+    assert "secret-detail" not in answer.text
+    assert answer.headers["x-request-id"] in caplog.text
+
+
 @pytest.mark.parametrize("name", ["batch", "organization"])
 @pytest.mark.parametrize(
     "value", ["%00", "%5C", "%09x%0A", "%27", "{x:String}", "%F0%9F%98%80", "x" * 50_000]
@@ -321,8 +349,8 @@ async def test_the_description_says_what_is_there(settings: Settings, http: http
     assert document["openapi"] == "3.1.0"
     named = set(re.findall(r'"#/components/schemas/([^"]+)"', msgspec.json.encode(document).decode()))
     assert named <= set(schemas)
-    routes = application(settings, Principals(settings.organizations, lambda _: None), Board()).routes
-    assert set(document["paths"]) == {route.path for route in routes if isinstance(route, Route)}
+    served = routes(settings, Board()).routes
+    assert set(document["paths"]) == {route.path for route in served if isinstance(route, Route)}
     for path, operations in document["paths"].items():
         described = operations["get"]["responses"]
         assert {"400", "408", "431"} <= set(described)

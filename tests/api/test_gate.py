@@ -12,7 +12,8 @@ import pytest
 
 from schemas.settings import Http, Organization
 from services.api.cors import Cors
-from services.api.gate import Gate, Message, Receive, Send
+from services.api.exchange import Message, Receive, Send
+from services.api.gate import Gate
 from services.api.principals import Principals
 from tests.api.host import ACME, error
 
