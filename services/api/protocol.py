@@ -1,10 +1,11 @@
 """The HTTP/1.1 connection: uvicorn's, with the deadlines and bounds it lacks.
 
-Headers must be complete within a time and a size; a peer that does not read its answer is dropped; there is
-a most of open connections. What is not HTTP is refused like anything else: behind the answers to the requests
-before it, and the connection ends with it. A process that stops gives each connection one more answer, which
-says that it is the last. A connection that is closed while the peer still sends is first shut for writing and
-drained for a moment, because closing it at once makes the peer's kernel throw away the answer.
+Headers must be complete within a time and a size; what frames a body in chunks stays in proportion to it; a
+peer that does not read its answer is dropped; there is a most of open connections. What is not HTTP is
+refused like anything else: behind the answers to the requests before it, and the connection ends with it. A
+process that stops gives each connection one more answer, which says that it is the last. A connection that is
+closed while the peer still sends is first shut for writing and drained for a moment, because closing it at
+once makes the peer's kernel throw away the answer.
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ from services.api.parsing import Parser
 from services.api.refusals import Refusal
 
 MAX_HEADER_BYTES = 64 * 1024
+MAX_FRAMING_BYTES = 16 * 1024
+FRAMING_PER_BYTE = 16
+"""Bytes a body may take on the wire for each of its own, beyond `MAX_FRAMING_BYTES` and its trailers.
+
+A chunk of one byte takes 6, and 13 where the sender pads the line of its size."""
 STALLED_WRITE_S = 60.0
 LINGER_S = 2.0
 LINGER_BYTES = 4 * 1024 * 1024
@@ -103,6 +109,11 @@ class Connection(HttpToolsProtocol):
         """Whether a request's headers have come in part."""
         self._ended = False
         self._named_bytes = 0
+        self._wire_bytes = 0
+        """Of the present body, as it came; without those that came with its headers, which are few."""
+        self._body_bytes = 0
+        self._fault: Refusal | None = None
+        """What is wrong with the present request, where more can be said than that it is not valid."""
         self._refused = False
         self._last = False
         self._owed: Refusal | None = None
@@ -143,7 +154,11 @@ class Connection(HttpToolsProtocol):
             return
         if self._in_headers:
             self._header_bytes += len(data)
+        else:
+            self._wire_bytes += len(data)
         super().data_received(data)
+        if self._in_body() and self._wire_bytes > self._wire_most() and not self.transport.is_closing():
+            self._refuse(Refusal(400, "The body's chunks are far larger than what they carry."))
         if self._in_headers and self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
             self._refuse(_headers_too_large())
 
@@ -164,6 +179,8 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._check_host()
+        self._check_coding()
+        self._wire_bytes = self._body_bytes = 0
         self._in_headers = self._begun = False
         self._header_bytes = 0
         if self._header_timer is not None:
@@ -171,6 +188,10 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         if self._last:
             self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         if not self._parsing.stops_early:
@@ -187,7 +208,7 @@ class Connection(HttpToolsProtocol):
         if self._named_bytes > MAX_HEADER_BYTES:
             self._refuse(_headers_too_large())
         else:
-            self._refuse(Refusal(400, "The request is not valid HTTP/1.1."))
+            self._refuse(self._fault or Refusal(400, "The request is not valid HTTP/1.1."))
 
     def shutdown(self) -> None:
         """The process stops. A connection at rest is not cut at once: a request may be on its way."""
@@ -219,6 +240,19 @@ class Connection(HttpToolsProtocol):
             raise ValueError
         if hosts and _HOST.fullmatch(hosts[0]) is None:
             raise ValueError
+
+    def _check_coding(self) -> None:
+        """Ends the parsing of a request whose body is coded for its way as nobody decodes it here."""
+        codings = [value for name, value in self.headers if name == b"transfer-encoding"]
+        if codings and b",".join(codings).strip().lower() != b"chunked":
+            self._fault = Refusal(400, "The one Transfer-Encoding that is read here is chunked, alone.")
+            raise ValueError
+
+    def _in_body(self) -> bool:
+        return not self._in_headers and not self._parsing.at_start
+
+    def _wire_most(self) -> int:
+        return MAX_FRAMING_BYTES + MAX_HEADER_BYTES + FRAMING_PER_BYTE * self._body_bytes
 
     def _rest_over(self) -> None:
         if not self._begun and not self._answering():

@@ -6,18 +6,17 @@ import contextlib
 import re
 import resource
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import msgspec
 import pytest
 
 from schemas.settings import Http
 from tests.api.conftest import api_settings
 from tests.api.host import ACME, IDLE, Host, error, jsonl, record, stored
+from tests.api.raw import Raw, drip, head, refused
 from tests.support.broker import EmbeddedBroker
 from tests.support.until import SLACK_S
 
@@ -34,34 +33,11 @@ def host(api_broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -
         yield running
 
 
-class Raw:
-    """A connection on which bytes are sent as they are."""
-
-    def __init__(self, host: Host) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", host.port), timeout=30)
-
-    def send(self, *parts: bytes) -> None:
-        self.socket.sendall(b"".join(parts))
-
-    def read(self) -> bytes:
-        """Everything up to the end of the connection."""
-        parts = []
-        with contextlib.suppress(ConnectionResetError):
-            while part := self.socket.recv(65_536):
-                parts.append(part)
-        return b"".join(parts)
-
-
 @pytest.fixture
 def raw(host: Host) -> Iterator[Raw]:
-    connection = Raw(host)
+    connection = Raw(host.port)
     yield connection
     connection.socket.close()
-
-
-def head(method: str, path: str, *lines: str) -> bytes:
-    fixed = [f"{method} {path} HTTP/1.1", "Host: x", f"Authorization: Bearer {ACME}"]
-    return "\r\n".join([*fixed, *lines, "", ""]).encode()
 
 
 MULTIPART = "Content-Type: multipart/form-data; boundary=b"
@@ -70,16 +46,6 @@ START = (
     b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n'
 )
 PATHS = [("POST", "/v1/files", MULTIPART), ("POST", "/v1/batches", "Content-Type: application/json")]
-
-
-def refused(answer: bytes, status: int, code: str | None = None) -> None:
-    """One complete answer with our error shape, and the connection closed behind it."""
-    top, _, body = answer.partition(b"\r\n\r\n")
-    lines = top.decode().lower().split("\r\n")
-    assert lines[0].startswith(f"http/1.1 {status} "), answer
-    assert "connection: close" in lines
-    assert any(line.startswith("x-request-id: req_") for line in lines)
-    assert msgspec.json.decode(body)["error"]["code"] == code
 
 
 @pytest.mark.parametrize(("method", "path", "kind"), PATHS)
@@ -103,7 +69,7 @@ def test_expect_100_continue(raw: Raw) -> None:
 @pytest.mark.parametrize(("path", "start"), [("/v1/files", START), ("/v1/batches", b"")])
 def test_201_mb_in_chunks_is_refused_at_the_first_byte_over(host: Host, path: str, start: bytes) -> None:
     files = blob_names(host)
-    raw = Raw(host)
+    raw = Raw(host.port)
     kind = MULTIPART if start else "Content-Type: application/json"
     raw.send(head("POST", path, kind, "Transfer-Encoding: chunked"))
     chunk = b"x" * 1_000_000
@@ -128,7 +94,7 @@ def blob_names(host: Host) -> set[str]:
 @pytest.mark.parametrize(("method", "path", "kind"), PATHS)
 def test_one_byte_a_second(host: Host, method: str, path: str, kind: str) -> None:
     files = blob_names(host)
-    raw = Raw(host)
+    raw = Raw(host.port)
     raw.send(head(method, path, kind, "Content-Length: 1000"))
     started = time.monotonic()
     drip(raw, START, 0.2)
@@ -136,18 +102,6 @@ def test_one_byte_a_second(host: Host, method: str, path: str, kind: str) -> Non
     assert GRACE_S - 0.5 < time.monotonic() - started < GRACE_S + SLACK_S
     raw.socket.close()
     assert blob_names(host) == files
-
-
-def drip(raw: Raw, data: bytes, every_s: float) -> None:
-    """Send byte by byte in a thread until the peer has had enough."""
-
-    def send() -> None:
-        with contextlib.suppress(OSError):
-            for byte in data:
-                raw.send(bytes([byte]))
-                time.sleep(every_s)
-
-    threading.Thread(target=send, daemon=True).start()
 
 
 def test_headers_one_byte_a_second(raw: Raw) -> None:
@@ -189,7 +143,7 @@ def test_content_length_smaller_than_sent(raw: Raw) -> None:
 @pytest.mark.parametrize("chunked", [False, True])
 def test_the_client_vanishes(host: Host, method: str, path: str, kind: str, chunked: bool) -> None:
     files = blob_names(host)
-    raw = Raw(host)
+    raw = Raw(host.port)
     data = START + b"x" * 500_000
     if chunked:
         raw.send(head(method, path, kind, "Transfer-Encoding: chunked"), b"100000\r\n", data)
@@ -279,6 +233,7 @@ CHUNKED = head("POST", "/v1/files", MULTIPART, "Transfer-Encoding: chunked")
         head("POST", "/v1/files", "Transfer-Encoding: chunked", "Content-Length: 5"),
         head("POST", "/v1/files", MULTIPART, "Transfer-Encoding: gzip"),
         head("POST", "/v1/files", MULTIPART, "Transfer-Encoding: chunked, gzip"),
+        head("POST", "/v1/files", MULTIPART, "Transfer-Encoding: chunked, chunked"),
         head("GET", "/v1/files", "Folded: a\r\n b"),
         head("GET", "/v1/files", "Null: a\0b"),
         b"get /v1/files HTTP/1.1\r\n\r\n",
@@ -375,6 +330,17 @@ def test_upgrades_are_ignored(raw: Raw) -> None:
     assert raw.read().startswith(b"HTTP/1.1 200 ")
 
 
+@pytest.mark.parametrize("size", [b"1", b"00000001", b"1;a=b"])
+def test_a_body_may_come_in_chunks_of_one_byte(raw: Raw, size: bytes) -> None:
+    content = jsonl([record("a", pad="x" * 100_000)])
+    body = START + content + b"\r\n--b--\r\n"
+    raw.send(CHUNKED, *[b"%s\r\n%c\r\n" % (size, byte) for byte in body], b"0\r\n\r\n")
+    raw.send(head("GET", "/v1/no", "Connection: close"))
+    answers = raw.read()
+    assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"200", b"404"]
+    assert b'"bytes":%d' % len(content) in answers
+
+
 OFFER = "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA"
 """What Java's client and curl send with their first request when they would rather speak HTTP/2."""
 
@@ -444,7 +410,7 @@ def test_a_download_nobody_reads_holds_up_nobody(host: Host, client: httpx.Clien
     file = stored(client, jsonl([record("a", pad="x" * 15_000_000)]))
     stalled = []
     for _ in range(40):
-        raw = Raw(host)
+        raw = Raw(host.port)
         raw.send(head("GET", f"/v1/files/{file}/content"))
         stalled.append(raw)
     assert stored(client)
