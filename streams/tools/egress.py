@@ -33,7 +33,9 @@ KEEP_ALIVE_S = 1.5
 
 PER_HOST = 256
 PER_ORGANIZATION = 512
-"""Requests at once; further ones wait, and their deadline begins when their turn comes."""
+PER_HOST_AND_ORGANIZATION = PER_HOST * 3 // 4
+"""Requests at once; further ones wait, and their deadline begins when their turn comes. One organization
+never has all the places at a host that others may use as well."""
 
 LARGE_ANSWER = 64 * 1024
 """Bytes over which an answer is taken apart in a thread."""
@@ -150,6 +152,7 @@ class Egress:
             headers=_HEADERS,
         )
         self._hosts = Places(PER_HOST)
+        self._parts = Places(PER_HOST_AND_ORGANIZATION)
         self._organizations = Places(PER_ORGANIZATION)
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._left: set[asyncio.Task[None]] = set()
@@ -175,7 +178,12 @@ class Egress:
 
         Or goes on without when `let_past` is set, or has been: others may hold their places until it has.
         """
-        async with self._organizations.of(organization, let_past), self._hosts.of(_host(url), let_past):
+        host = _host(url)
+        async with (
+            self._organizations.of(organization, let_past),
+            self._parts.of(f"{organization} {host}", let_past),
+            self._hosts.of(host, let_past),
+        ):
             yield
 
     def leave(self, request: Coroutine[Any, Any, None]) -> None:

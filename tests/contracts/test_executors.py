@@ -19,7 +19,14 @@ from schemas.tools import FunctionCall, ToolCall
 from streams.core.toolconfig import ToolConfig, WorkflowConfig
 from streams.core.toolloop import RunTools
 from streams.tools.callback import CallbackFailed, call_back
-from streams.tools.egress import MAX_ANSWER_BYTES, Egress, EgressFailed, Places
+from streams.tools.egress import (
+    MAX_ANSWER_BYTES,
+    PER_HOST,
+    PER_HOST_AND_ORGANIZATION,
+    Egress,
+    EgressFailed,
+    Places,
+)
 from streams.tools.failure import ToolFailed
 from streams.tools.http import HttpExecutor
 from tests.support.certificate import certificate
@@ -362,6 +369,28 @@ async def test_places_are_bounded_and_given_in_turn() -> None:
     async with places.of("other"), places.of("host"):
         pass
     assert not places._known
+
+
+async def test_one_organization_leaves_places_at_a_host_to_others(egress: Egress) -> None:
+    held = 0
+    leave = asyncio.Event()
+
+    async def hold() -> None:
+        nonlocal held
+        async with egress.place("http://shared.example/slow", "org_many"):
+            held += 1
+            await leave.wait()
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(PER_HOST + 10):
+            group.create_task(hold())
+        async with asyncio.timeout(10):
+            while held < PER_HOST_AND_ORGANIZATION:
+                await asyncio.sleep(0)
+            async with egress.place("http://shared.example/quick", "org_one"):
+                assert held == PER_HOST_AND_ORGANIZATION
+        leave.set()
+    assert held == PER_HOST + 10
 
 
 async def test_who_is_let_past_needs_no_place() -> None:
