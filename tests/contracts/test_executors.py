@@ -373,20 +373,21 @@ async def test_places_are_bounded_and_given_in_turn() -> None:
 
 async def test_one_organization_leaves_places_at_a_host_to_others(egress: Egress) -> None:
     held = 0
-    leave = asyncio.Event()
+    leave, all_it_may_have = asyncio.Event(), asyncio.Event()
 
     async def hold() -> None:
         nonlocal held
         async with egress.place("http://shared.example/slow", "org_many"):
             held += 1
+            if held == PER_HOST_AND_ORGANIZATION:
+                all_it_may_have.set()
             await leave.wait()
 
     async with asyncio.TaskGroup() as group:
         for _ in range(PER_HOST + 10):
             group.create_task(hold())
         async with asyncio.timeout(10):
-            while held < PER_HOST_AND_ORGANIZATION:
-                await asyncio.sleep(0)
+            await all_it_may_have.wait()
             async with egress.place("http://shared.example/quick", "org_one"):
                 assert held == PER_HOST_AND_ORGANIZATION
         leave.set()
