@@ -9,7 +9,7 @@ try. What can run takes turns with everybody else (`streams.core.standstill`):
 
 1. nothing else starts, and what runs is waited for, but not for ever
 2. the suspect is named, which is acknowledged, and runs
-      dies: it was alone, so it is given up
+      dies, also by what its handling raised: it was alone, so it is given up
 3. it has ended, or the others have waited long enough; that it is named no more is acknowledged
       dies before: as 2
 4. the others start again, and a call that has not ended goes on beside them
@@ -177,10 +177,7 @@ class Careful:
         if slot is None:
             self.put_back(work)
             return True
-        try:
-            return await self._run_alone(job, work, pool, slot, alone_s)
-        finally:
-            self._unname(lane, position)
+        return await self._run_alone(job, work, pool, slot, alone_s)
 
     async def _run_alone(
         self, job: Job, work: Work, pool: ModelPool, slot: Slot, alone_s: float | None
@@ -188,7 +185,7 @@ class Careful:
         lane, position = work.lane, work.position
         if alone_s is not None:
             lane.probing = position
-            await self._done.reserve(lane)
+            await asyncio.shield(self._done.reserve(lane))
         if not self._ours(job, lane) or not self._may_start():
             slot.release()
             self.put_back(work)
@@ -198,15 +195,13 @@ class Careful:
             if alone_s is None:
                 return False
             ended = bool((await asyncio.wait([task], timeout=alone_s))[0])
-        if self._unname(lane, position) and self._owned(job, lane):
-            await self._done.reserve(lane)
-        return ended
-
-    def _unname(self, lane: Lane, position: int) -> bool:
-        named = lane.probing == position
-        if named:
+            if ended and not task.cancelled():
+                task.result()  # if it raised, that ends the process, and the record stays named
+        if lane.probing == position:
             lane.probing = None
-        return named
+            if self._owned(job, lane):
+                await asyncio.shield(self._done.reserve(lane))
+        return ended
 
     async def _read(self, lane: Lane, position: int) -> Work | None:
         try:
