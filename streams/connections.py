@@ -14,9 +14,9 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-from aiohttp import ClientTimeout, TCPConnector
+from aiohttp import TCPConnector
 from aiohttp.client_proto import ResponseHandler
-from aiohttp.client_reqrep import ClientRequest, ConnectionKey
+from aiohttp.client_reqrep import ConnectionKey
 from aiohttp.connector import Connection
 from aiohttp.tracing import Trace
 
@@ -27,8 +27,11 @@ requests a second in connections more."""
 MOST_DISTRUSTED = 10_000
 """Customers name hosts; this many are remembered."""
 
-_ANYTHING = select.POLLIN | select.POLLPRI | select.POLLRDHUP
-_CLOSED = select.POLLRDHUP | select.POLLHUP | select.POLLERR | select.POLLNVAL
+_SHUT = getattr(select, "POLLRDHUP", 0)
+"""Linux alone tells of half a close."""
+
+_ANYTHING = select.POLLIN | select.POLLPRI | _SHUT
+_CLOSED = _SHUT | select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
 def unheard(host: str) -> None:
@@ -45,12 +48,6 @@ class Connector(TCPConnector):
         self._keep_s = keepalive_timeout
         self._on_surplus = on_surplus
         self._distrusted: dict[ConnectionKey, None] = {}
-
-    async def connect(self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout) -> Connection:
-        connection = await super().connect(req, traces, timeout)
-        if req.connection_key in self._distrusted and connection.protocol is not None:
-            connection.protocol.force_close()
-        return connection
 
     async def _get(self, key: ConnectionKey, traces: list[Trace]) -> Connection | None:
         """In place of aiohttp's, which looks only whether a kept connection is open and not too old.
