@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import stat
 from pathlib import Path
 from typing import Any
@@ -97,5 +98,11 @@ def test_ports_are_the_last_ones_where_they_are_free(tmp_path: Path) -> None:
     assert choose_ports(tmp_path, 8000, 8001)[2:] == first[2:]
 
 
-def test_a_free_port_is_free() -> None:
-    assert is_free(free_port())
+def test_a_free_port_is_free_and_none_of_an_outgoing_connection() -> None:
+    port = free_port()
+    assert is_free(port)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as out,
+    ):
+        assert port < min(server.getsockname()[1], out.getsockname()[1])
