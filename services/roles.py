@@ -13,7 +13,7 @@ import structlog
 import uvloop
 
 from schemas.settings import Settings
-from services.process import signal_ready
+from services.process import allow_open_files, signal_ready
 from services.settings import SettingsError
 from streams.blobs.stores import open_blobs
 
@@ -26,6 +26,8 @@ log = structlog.get_logger("openrelay.roles")
 def dispatch(settings: Settings, slot: int, reread: Callable[[], Settings]) -> None:
     """`reread` is called at SIGHUP, for endpoints that appear and vanish while calls run."""
     from streams.dispatch.dispatcher import Dispatcher
+
+    allow_open_files()
 
     async def main() -> None:
         stopping = asyncio.Event()
