@@ -5,8 +5,8 @@ per cohort of calls in flight when the server is overloaded, and grows by a step
 good answers while it is in use.
 
 A server that tells its load is believed: the limit is set so that a short queue stands at the server, enough
-to keep it busy from one answer to the next call, and no more. While it says that requests wait there, good
-answers do not make the limit grow.
+to keep it busy from one answer to the next call, and no more. Good answers then only win back what refusals
+have taken since it was asked last.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Limit:
         self.maximum = maximum
         self._limit = float(maximum)
         self._cut_at = float("-inf")
-        self._enough = False
-        """Whether the server has said that requests wait there, or that its cache is full."""
+        self._most = float("inf")
+        """What good answers may bring it to."""
 
     @property
     def value(self) -> int:
@@ -52,9 +52,9 @@ class Limit:
 
     def good(self, in_flight: int) -> None:
         """A call was answered while `in_flight` others were running."""
-        if not self._enough and in_flight + 1 >= self.value * IN_USE:
+        if self._limit < self._most and in_flight + 1 >= self.value * IN_USE:
             step = max(1.0, self.maximum / STEPS)
-            self._limit = min(float(self.maximum), self._limit + step / max(1.0, self._limit))
+            self._limit = min(float(self.maximum), self._most, self._limit + step / max(1.0, self._limit))
 
     def overloaded(self, sent_at: float, now: float) -> bool:
         """The server refused a call sent at `sent_at`; only the first of a cohort in flight counts."""
@@ -66,8 +66,8 @@ class Limit:
 
     def observe(self, load: Load | None, before: Load | None, in_flight: int) -> None:
         """The server told its load, and `before` that the time before; None when it told none."""
-        self._enough = load is not None and (load.waiting > 0 or load.cache >= CACHE_FULL)
         if load is None:
+            self._most = float("inf")
             return
         queue = max(QUEUE_LEAST, round(load.running * QUEUE_SHARE))
         preempted = before is not None and load.preemptions > before.preemptions
@@ -77,6 +77,7 @@ class Limit:
             self._limit = max(1.0, self._limit * DECREASE)
         elif not load.waiting and load.cache < CACHE_FULL and in_flight >= self.value * IN_USE:
             self._limit = min(float(self.maximum), self._limit * GROWTH + 1)
+        self._most = self._limit
 
     def restart(self, slots: int) -> None:
         """A server that comes back after being out begins with few calls."""
