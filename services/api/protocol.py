@@ -112,6 +112,8 @@ class Connection(HttpToolsProtocol):
         self._wire_bytes = 0
         """Of the present body, as it came; without those that came with its headers, which are few."""
         self._body_bytes = 0
+        self._pieces: list[bytes] = []
+        """Of the body, not passed on yet: one by one, small chunks would take the process for themselves."""
         self._fault: Refusal | None = None
         """What is wrong with the present request, where more can be said than that it is not valid."""
         self._refused = False
@@ -157,6 +159,7 @@ class Connection(HttpToolsProtocol):
         else:
             self._wire_bytes += len(data)
         super().data_received(data)
+        self._pass_on()
         if self._in_body() and self._wire_bytes > self._wire_most() and not self.transport.is_closing():
             self._refuse(Refusal(400, "The body's chunks are far larger than what they carry."))
         if self._in_headers and self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
@@ -190,10 +193,10 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
-        self._body_bytes += len(body)
-        super().on_body(body)
+        self._pieces.append(body)
 
     def on_message_complete(self) -> None:
+        self._pass_on()
         if not self._parsing.stops_early:
             super().on_message_complete()
             self._parsing.at_start = True
@@ -205,6 +208,7 @@ class Connection(HttpToolsProtocol):
             self._answer(self._owed)
 
     def send_400_response(self, msg: str) -> None:
+        self._pass_on()
         if self._named_bytes > MAX_HEADER_BYTES:
             self._refuse(_headers_too_large())
         else:
@@ -247,6 +251,13 @@ class Connection(HttpToolsProtocol):
         if codings and b",".join(codings).strip().lower() != b"chunked":
             self._fault = Refusal(400, "The one Transfer-Encoding that is read here is chunked, alone.")
             raise ValueError
+
+    def _pass_on(self) -> None:
+        if self._pieces:
+            body = b"".join(self._pieces)
+            self._pieces.clear()
+            self._body_bytes += len(body)
+            super().on_body(body)
 
     def _in_body(self) -> bool:
         return not self._in_headers and not self._parsing.at_start
