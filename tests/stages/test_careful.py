@@ -61,12 +61,15 @@ def suspects(stages: Pipeline, other: Simulator, prompt: str = "ok") -> BatchId:
         organization="org_a",
         model=OTHER,
     )
-    for crash in range(2):
-        if crash:
-            stages.start("dispatch")
-        seen = 0 if not crash else other.calls()["count"]
-        until(lambda seen=seen: other.calls()["count"] >= seen + SUSPECTS, 60, lambda: stages.explain(batch))  # type: ignore[misc]
+    for crash in (1, 2):
+        until(
+            lambda crash=crash: other.calls()["count"] >= crash * SUSPECTS,  # type: ignore[misc]
+            60,
+            lambda: stages.explain(batch),
+        )
         stages.kill("dispatch")
+        if crash == 1:
+            stages.start("dispatch")
     return batch
 
 
