@@ -15,24 +15,8 @@ COPIES = 2
 """Of large bytes at once: in the parts they came in and joined, as a line and as the body in it."""
 
 
-class Room:
-    """For one event loop."""
-
-    def __init__(self) -> None:
-        self._memory = Memory()
-
-    @property
-    def used(self) -> int:
-        """Bytes held now, copies included."""
-        return self._memory.used
-
-    def of(self, organization: str, model: str) -> Large:
-        """What one call will hold; a context that gives it back."""
-        return Large(self._memory, organization, model)
-
-
 class Large:
-    """What one call holds. Costs nothing for as long as that is nothing."""
+    """What one call holds, as a context that gives it back. Costs nothing for as long as that is nothing."""
 
     def __init__(self, memory: Memory, organization: str, model: str) -> None:
         self._memory = memory

@@ -17,7 +17,8 @@ from streams.crashpoints import passing
 from streams.dispatch.calls import BodyStore, body_for, named, result_of
 from streams.dispatch.done import DoneLog
 from streams.dispatch.jobs import Job, Tries, Work
-from streams.dispatch.large import Large, Room
+from streams.dispatch.large import Large
+from streams.dispatch.memory import Memory
 from streams.dispatch.results import Results
 from streams.dispatch.watch import count_call
 from streams.kafka.messages import Delivery
@@ -41,7 +42,7 @@ class Runner:
         self._store = store
         self._done = done
         self._results = results
-        self._room = Room()
+        self._large = Memory()
         self._loop = asyncio.get_running_loop()
 
     async def call(self, job: Job, work: Work, pool: ModelPool, slot: Slot) -> Answered | Failed | Again:
@@ -63,7 +64,7 @@ class Runner:
         """Room for the body or the answer of one call of the job, beyond what every call may hold."""
         created = job.state.created
         assert created is not None
-        return self._room.of(created.organization, job.model)
+        return Large(self._large, created.organization, job.model)
 
     async def body(self, work: Work, slot: Slot, sending: Large) -> bytes | LargeBody:
         """The record's body, as the slot's endpoint wants it; a large one is held until it is sent."""

@@ -15,6 +15,5 @@ def simulator(tmp_path: Path) -> Iterator[Simulator]:
     """Twenty milliseconds a call, which it writes down."""
     running = Simulator(tmp_path, "--latency-ms", "20", "--concurrency", "500")
     running.options += ("--call-log", str(running.log))
-    running.start()
-    yield running
-    running.stop()
+    with running:
+        yield running

@@ -24,12 +24,8 @@ MakePipeline = Callable[..., Pipeline]
 
 @pytest.fixture(scope="session")
 def simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulator]:
-    running = Simulator(tmp_path_factory.mktemp("simulator"), "--concurrency", "1000")
-    running.start()
-    try:
+    with Simulator(tmp_path_factory.mktemp("simulator"), "--concurrency", "1000") as running:
         yield running
-    finally:
-        running.stop()
 
 
 @pytest.fixture(scope="session")

@@ -34,9 +34,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulator]:
     directory = tmp_path_factory.mktemp("races")
     running = Simulator(directory, "--latency-ms", "60", "--concurrency", "1000")
     running.options = (*running.options, "--call-log", str(running.log))
-    running.start()
-    yield running
-    running.stop()
+    with running:
+        yield running
 
 
 @pytest.mark.parametrize("seed", [1, 2])

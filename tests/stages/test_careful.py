@@ -30,12 +30,8 @@ LIMITS_HERE = msgspec.structs.replace(LIMITS, stuck_after_s=4.0)
 @pytest.fixture
 def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulator]:
     """The server of the model `OTHER`."""
-    running = Simulator(tmp_path_factory.mktemp("other"), "--concurrency", "1000")
-    running.start()
-    try:
+    with Simulator(tmp_path_factory.mktemp("other"), "--concurrency", "1000") as running:
         yield running
-    finally:
-        running.stop()
 
 
 def with_other(pipeline: MakePipeline, other: Simulator, slots: int = 64) -> Pipeline:
@@ -85,6 +81,12 @@ def check_fresh(stages: Pipeline, batch: BatchId, timeout_s: float = 60) -> None
     check_batch(state, [f"b{i}" for i in range(FRESH)], stages.lines(batch, "output"), [])
 
 
+def check_suspects(stages: Pipeline, batch: BatchId) -> None:
+    """They finish, each once."""
+    state = stages.wait_ended(batch)
+    check_batch(state, [f"a{i}" for i in range(SUSPECTS)], stages.lines(batch, "output"), [])
+
+
 @pytest.mark.faults
 def test_others_finish_beside_suspects_whose_calls_are_long(
     pipeline: MakePipeline, simulator: Simulator, other: Simulator
@@ -102,8 +104,7 @@ def test_others_finish_beside_suspects_whose_calls_are_long(
     other.control(latency_ms=0)
     other.kill()
     other.start()
-    state = stages.wait_ended(batch)
-    check_batch(state, [f"a{i}" for i in range(SUSPECTS)], stages.lines(batch, "output"), [])
+    check_suspects(stages, batch)
 
 
 @pytest.mark.faults
@@ -125,8 +126,7 @@ def test_suspects_whose_server_is_away_hold_nobody_up(
     until(lambda: "they run one at a time" in told(), 60, told)
     assert stages.state(batch).settled is None
     other.start()
-    state = stages.wait_ended(batch)
-    check_batch(state, [f"a{i}" for i in range(SUSPECTS)], stages.lines(batch, "output"), [])
+    check_suspects(stages, batch)
 
 
 @pytest.mark.faults
@@ -164,8 +164,7 @@ def test_suspects_of_a_model_that_is_not_in_the_settings_wait(
     stages.start("dispatch")
     other.control(latency_ms=0)
     stages.reconfigure(known)
-    state = stages.wait_ended(batch)
-    check_batch(state, [f"a{i}" for i in range(SUSPECTS)], stages.lines(batch, "output"), [])
+    check_suspects(stages, batch)
 
 
 @pytest.mark.faults

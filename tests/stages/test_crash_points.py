@@ -134,9 +134,7 @@ def test_slots_of_all_dispatchers_stay_within_the_endpoints_limit(
 def test_a_server_that_dies_under_its_calls_loses_them_to_another(
     pipeline: MakePipeline, simulator: Simulator, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    dying = Simulator(tmp_path_factory.mktemp("dying"), "--latency-ms", "60000")
-    dying.start()
-    try:
+    with Simulator(tmp_path_factory.mktemp("dying"), "--latency-ms", "60000") as dying:
         stages = pipeline(LIMITS, more_pools=[dying.url])
         stages.start("intake", "dispatch", "settle", "sink")
         batch = stages.create(record(f"r{i}", f"ok dying {i}") for i in range(60))
@@ -144,17 +142,13 @@ def test_a_server_that_dies_under_its_calls_loses_them_to_another(
         dying.kill()
         state = stages.wait_ended(batch)
         check_batch(state, [f"r{i}" for i in range(60)], stages.lines(batch, "output"), [])
-    finally:
-        dying.stop()
 
 
 def test_sick_health_takes_the_calls_away(
     pipeline: MakePipeline, simulator: Simulator, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """It still holds its connections, but says that it is not healthy."""
-    sick = Simulator(tmp_path_factory.mktemp("sick"), "--latency-ms", "600000")
-    sick.start()
-    try:
+    with Simulator(tmp_path_factory.mktemp("sick"), "--latency-ms", "600000") as sick:
         stages = pipeline(LIMITS, more_pools=[sick.url])
         stages.start("intake", "dispatch", "settle", "sink")
         batch = stages.create(record(f"r{i}", f"ok sick {i}") for i in range(60))
@@ -162,8 +156,6 @@ def test_sick_health_takes_the_calls_away(
         sick.control(healthy=False)
         state = stages.wait_ended(batch)
         check_batch(state, [f"r{i}" for i in range(60)], stages.lines(batch, "output"), [])
-    finally:
-        sick.stop()
 
 
 @pytest.mark.faults
@@ -171,9 +163,7 @@ def test_a_server_that_stays_sick_is_left_alone_until_it_is_well(
     pipeline: MakePipeline, simulator: Simulator, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Calls that tried it would hang until their time is over, and their records fail."""
-    sick = Simulator(tmp_path_factory.mktemp("stays-sick"), "--latency-ms", "600000")
-    sick.start()
-    try:
+    with Simulator(tmp_path_factory.mktemp("stays-sick"), "--latency-ms", "600000") as sick:
         limits = msgspec.structs.replace(LIMITS, request_time_limit_s=20.0)
         stages = pipeline(limits, slots=4, more_pools=[sick.url])
         simulator.control(latency_ms=200)
@@ -192,17 +182,13 @@ def test_a_server_that_stays_sick_is_left_alone_until_it_is_well(
         batch = stages.create(record(name, f"ok well {name}") for name in ids)
         stages.wait_ended(batch)
         assert sick.calls()["count"] > 0
-    finally:
-        sick.stop()
 
 
 def test_sick_health_takes_the_calls_away_from_a_server_that_has_left_the_settings(
     pipeline: MakePipeline, simulator: Simulator, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """An operator takes a server out because it does not answer."""
-    sick = Simulator(tmp_path_factory.mktemp("left"), "--latency-ms", "600000")
-    sick.start()
-    try:
+    with Simulator(tmp_path_factory.mktemp("left"), "--latency-ms", "600000") as sick:
         stages = pipeline(LIMITS, more_pools=[sick.url])
         stages.start("intake", "dispatch", "settle", "sink")
         batch = stages.create(record(f"r{i}", f"ok left {i}") for i in range(60))
@@ -212,8 +198,6 @@ def test_sick_health_takes_the_calls_away_from_a_server_that_has_left_the_settin
         sick.control(healthy=False)
         state = stages.wait_ended(batch, 60)
         check_batch(state, [f"r{i}" for i in range(60)], stages.lines(batch, "output"), [])
-    finally:
-        sick.stop()
 
 
 def test_a_pool_that_cannot_be_reached_keeps_records_waiting(
@@ -224,21 +208,16 @@ def test_a_pool_that_cannot_be_reached_keeps_records_waiting(
     stages.start("intake", "dispatch", "settle", "sink")
     batch = stages.create(record(f"r{i}", f"ok late {i}") for i in range(50))
     until(lambda: "endpoint out" in stages.tail("dispatch"), 30, lambda: stages.tail("dispatch"))
-    late.start()
-    try:
+    with late:
         state = stages.wait_ended(batch)
         check_batch(state, [f"r{i}" for i in range(50)], stages.lines(batch, "output"), [])
-    finally:
-        late.stop()
 
 
 def test_a_server_that_tells_its_queue_is_not_drowned(
     pipeline: MakePipeline, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """It runs 10 calls at once; of the 200 allowed, no more than a short queue stays there."""
-    small = Simulator(tmp_path_factory.mktemp("small"), "--latency-ms", "100", "--concurrency", "10")
-    small.start()
-    try:
+    with Simulator(tmp_path_factory.mktemp("small"), "--latency-ms", "100", "--concurrency", "10") as small:
         stages = pipeline(slots=200, pool_url=small.url)
         stages.start("intake", "dispatch", "settle", "sink")
         batch = stages.create(record(f"r{i}", f"ok small {i}") for i in range(900))
@@ -247,16 +226,12 @@ def test_a_server_that_tells_its_queue_is_not_drowned(
         small.control(reset=True)
         stages.wait_ended(batch)
         assert small.stats()["peak_open"] <= 40
-    finally:
-        small.stop()
 
 
 def test_endpoints_come_and_go_with_the_settings_while_calls_run(
     pipeline: MakePipeline, simulator: Simulator, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    other = Simulator(tmp_path_factory.mktemp("other"), "--latency-ms", "50")
-    other.start()
-    try:
+    with Simulator(tmp_path_factory.mktemp("other"), "--latency-ms", "50") as other:
         stages = pipeline(slots=20)
         simulator.control(latency_ms=50, reset=True)
         stages.start("intake", "dispatch", "settle", "sink")
@@ -268,8 +243,6 @@ def test_endpoints_come_and_go_with_the_settings_while_calls_run(
         state = stages.wait_ended(batch)
         check_batch(state, [f"r{i}" for i in range(2_500)], stages.lines(batch, "output"), [])
         assert simulator.calls()["count"] + other.calls()["count"] == 2_500
-    finally:
-        other.stop()
 
 
 def test_a_crash_repeats_only_what_was_running_even_far_behind(

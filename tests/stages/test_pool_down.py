@@ -56,16 +56,13 @@ def test_the_pool_is_down_and_twenty_thousand_records_wait(
     said = stages.log("dispatch").read_text("utf-8")
     assert "partitions lost" not in said
     assert said.count("partitions assigned") == 1
-    late.start()
-    try:
+    with late:
         until(lambda: late.calls()["count"], 35, lambda: f"nothing is called\n{stages.explain(batch)}")
         state = stages.wait_ended(batch)
         check_batch(state, [f"r{i}" for i in range(RECORDS)], stages.lines(batch, "output"), [])
         assert late.calls()["count"] == RECORDS
         until(lambda: lag(stages, admin) == 0, 30, lambda: f"the lag is {lag(stages, admin)}")
         print("resident MiB", resident[0] >> 20, max(resident) >> 20, process.memory_info().rss >> 20)
-    finally:
-        late.stop()
 
 
 def test_nothing_is_tried_again_before_the_time_the_server_asked_for(
@@ -74,8 +71,7 @@ def test_nothing_is_tried_again_before_the_time_the_server_asked_for(
     """Every record is refused once; meanwhile fewer calls are made at once, and none fails."""
     busy = Simulator(tmp_path_factory.mktemp("busy"))
     busy.options = ("--call-log", str(busy.log), "--latency-ms", "50", "--concurrency", "500")
-    busy.start()
-    try:
+    with busy:
         stages = pipeline(LIMITS, pool_url=busy.url, slots=SLOTS)
         stages.start("intake", "dispatch", "settle", "sink")
         prompts = [f"retry-after:{REFUSED_S:g}:1 busy {i}" for i in range(100)]
@@ -90,18 +86,14 @@ def test_nothing_is_tried_again_before_the_time_the_server_asked_for(
             assert (first["status"], second["status"]) == (429, 200)
             assert second["t_arrived"] - first["t_end"] >= REFUSED_S
         assert max(second["concurrency"] for _, second in arrivals.values()) <= SLOTS * 3 // 4
-    finally:
-        busy.stop()
 
 
 def test_who_refuses_does_not_swallow_what_another_could_do(
     pipeline: MakePipeline, simulator: Simulator, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """One server refuses at once and asks for an hour, the other answers: nothing waits for the hour."""
-    refusing = Simulator(tmp_path_factory.mktemp("refusing"))
-    refusing.start()
-    refusing.control(behaviour="retry-after:3600:1000")
-    try:
+    with Simulator(tmp_path_factory.mktemp("refusing")) as refusing:
+        refusing.control(behaviour="retry-after:3600:1000")
         stages = pipeline(LIMITS, slots=8, more_pools=[refusing.url])
         simulator.control(latency_ms=20)
         stages.start("intake", "dispatch", "settle", "sink")
@@ -110,18 +102,14 @@ def test_who_refuses_does_not_swallow_what_another_could_do(
         state = stages.wait_ended(batch, 60)
         check_batch(state, ids, stages.lines(batch, "output"), [])
         assert refusing.calls()["count"] <= 4 * 8
-    finally:
-        refusing.stop()
 
 
 def test_a_server_that_always_refuses_is_asked_seldom(
     pipeline: MakePipeline, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Whatever the number of records: each would be refused."""
-    refusing = Simulator(tmp_path_factory.mktemp("refusing"))
-    refusing.start()
-    refusing.control(behaviour="retry-after:2:1000")
-    try:
+    with Simulator(tmp_path_factory.mktemp("refusing")) as refusing:
+        refusing.control(behaviour="retry-after:2:1000")
         stages = pipeline(LIMITS, pool_url=refusing.url, slots=8)
         stages.start("intake", "dispatch", "settle", "sink")
         ids = [f"r{i}" for i in range(2_000)]
@@ -132,5 +120,3 @@ def test_a_server_that_always_refuses_is_asked_seldom(
         refusing.control(behaviour="ok")
         state = stages.wait_ended(batch)
         check_batch(state, ids, stages.lines(batch, "output"), [])
-    finally:
-        refusing.stop()

@@ -17,13 +17,20 @@ from tests.support.until import until
 
 
 class Simulator:
-    """`openrelay simulate` on a port that stays the same from start to start."""
+    """`openrelay simulate` on a port that stays the same from start to start; a context in which it runs."""
 
     def __init__(self, directory: Path, *options: str) -> None:
         self.directory = directory
         self.port = free_port()
         self.options = options
         self.child: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Simulator:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     @property
     def root(self) -> str:
