@@ -96,7 +96,7 @@ class Intake:
             settings.kafka,
             GROUP,
             instance,
-            [topics.BATCHES],
+            lambda: [topics.BATCHES],
             on_assigned=self._assigned,
             on_revoked=self._revoked,
             on_lost=self._revoked,

@@ -58,7 +58,8 @@ class Dispatcher:
         self._producer = AsyncProducer(settings.kafka, f"openrelay-{instance}-results")
         self._done = DoneLog(settings.kafka, instance, self._producer, self._fail)
         self._results = Results(settings.kafka, self._producer, self._fail)
-        self._partitions = Partitions(Admin(settings.kafka, f"openrelay-{instance}-admin"), self._done)
+        admin = Admin(settings.kafka, f"openrelay-{instance}-admin")
+        self._partitions = Partitions(admin, self._done)
         self._backlog = Backlog(settings.kafka, f"openrelay-{instance}-backlog")
         self._follower = Follower(
             settings.kafka, f"openrelay-{instance}-facts", [topics.BATCHES], self._from_follower
@@ -67,7 +68,7 @@ class Dispatcher:
             settings.kafka,
             GROUP,
             instance,
-            [f"^{topics.REQUESTS_PREFIX.replace('.', chr(92) + '.')}.*"],
+            lambda: admin.topics(topics.REQUESTS_PREFIX),
             on_assigned=self._from_member(self._assigned),
             on_revoked=self._from_member(self._revoked),
             on_lost=self._from_member(self._lost),

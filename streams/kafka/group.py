@@ -43,7 +43,7 @@ class GroupReader:
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
         self._on_lost = on_lost
-        settings = config.member(kafka, f"openrelay-{instance}", group, instance)
+        settings = config.member(kafka, group, instance, topics)
         self._client = confluent_kafka.Consumer(settings | {"partition.assignment.strategy": "range"})
         self._client.subscribe(topics, on_assign=self._assign, on_revoke=self._revoke, on_lost=self._lose)
 

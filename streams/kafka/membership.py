@@ -21,13 +21,18 @@ from streams.kafka.messages import KafkaFailed, check
 
 COMMIT_EVERY_S = 1.0
 POLL_S = 0.2
+LOOK_EVERY_S = 5.0
 RENEW_EVERY_S = 60.0
 """A client that is fenced sooner after it was made anew has met another process with its id."""
+
+FETCH_NOTHING = {"queued.min.messages": 1, "queued.max.messages.kbytes": 64, "fetch.message.max.bytes": 1024}
+"""For a client that owns partitions without reading them."""
 
 
 class Membership:
     """One thread. All callbacks run in it.
 
+    `topics` is asked every few seconds which topics are to be shared, and may raise KafkaFailed.
     `on_revoked` may block for as long as running calls need to finish; heartbeats go on meanwhile.
     `positions` is asked about once a second for offsets to commit.
     """
@@ -37,7 +42,7 @@ class Membership:
         kafka: Kafka,
         group: str,
         instance: str,
-        topics: list[str],
+        topics: Callable[[], list[str]],
         *,
         on_assigned: Callable[[list[TopicPartition]], None],
         on_revoked: Callable[[list[TopicPartition]], None],
@@ -45,11 +50,9 @@ class Membership:
         positions: Callable[[], dict[TopicPartition, int]],
         on_failed: Callable[[BaseException], None],
     ) -> None:
-        self._settings = config.member(kafka, f"openrelay-{instance}", group, instance) | {
-            "queued.min.messages": 1,
-            "queued.max.messages.kbytes": 64,
-            "fetch.message.max.bytes": 1024,
-        }
+        self._kafka = kafka
+        self._group = group
+        self._instance = instance
         self._topics = topics
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
@@ -91,10 +94,15 @@ class Membership:
 
     def _hold(self) -> None:
         """Be a member until told to stop; raises KafkaFailed when the client is of no more use."""
-        client = confluent_kafka.Consumer(self._settings)
+        topics: list[str] = []
+        while not (topics or self._closing.wait(POLL_S)):
+            topics = self._known(topics)
+        member = config.member(self._kafka, self._group, self._instance, topics)
+        client = confluent_kafka.Consumer(member | FETCH_NOTHING)
         try:
-            client.subscribe(self._topics, on_assign=self._assign, on_revoke=self._revoke, on_lost=self._lose)
+            self._subscribe(client, topics)
             ticks_per_commit = round(COMMIT_EVERY_S / POLL_S)
+            ticks_per_look = round(LOOK_EVERY_S / POLL_S)
             tick = 0
             while not self._closing.is_set():
                 message = client.poll(POLL_S)
@@ -103,8 +111,22 @@ class Membership:
                 tick += 1
                 if tick % ticks_per_commit == 0:
                     self._commit(client)
+                if tick % ticks_per_look == 0 and (now := self._known(topics)) != topics:
+                    topics = now
+                    self._subscribe(client, topics)
         finally:
             client.close()
+
+    def _known(self, before: list[str]) -> list[str]:
+        """Which topics there are; those that were known `before` when there are none or nobody answers."""
+        try:
+            return self._topics() or before
+        except KafkaFailed as error:
+            config.log.warning("%s", error)
+            return before
+
+    def _subscribe(self, client: Any, topics: list[str]) -> None:
+        client.subscribe(topics, on_assign=self._assign, on_revoke=self._revoke, on_lost=self._lose)
 
     def _commit(self, client: Any) -> None:
         moved = {p: o for p, o in self._positions().items() if self._committed.get(p) != o}
