@@ -14,6 +14,10 @@ try. What can run takes turns with everybody else (`streams.core.standstill`):
       dies before: as 2
 4. the others start again, and a call that has not ended goes on beside them
       dies: nobody is named, so nobody is given up; with each such crash the patience in 1 and 3 grows
+5. its answer has come: nothing else starts, no other answer is handled, the suspect is named again, which is
+   acknowledged, and its answer is handled
+      dies: as 2
+6. it has ended, or has more to do and goes on as in 4
 
 If what runs does not end in time in 1, the suspect runs beside it unnamed, as in 4. After a restart nothing
 runs yet and the suspects go first, so the first of them is alone whatever the others do.
@@ -22,7 +26,8 @@ runs yet and the suspects go first, so the first of them is alone whatever the o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
 import structlog
 
@@ -40,6 +45,9 @@ from streams.pools.pool import ModelPool, Slot
 
 LOOK_EVERY_S = 0.05
 """Whether a suspect can run and whether it is their turn."""
+
+HANDLING_S = 1.0
+"""The others wait so long for an answer to be handled; most take milliseconds."""
 
 _GIVEN_UP = "the request was being handled at three crashes of the dispatcher"
 
@@ -68,6 +76,7 @@ class Careful:
         may_start: Callable[[], bool],
         others_wait: Callable[[], bool],
         pump: Callable[[], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
         self._jobs = jobs
         self._pools = pools
@@ -79,9 +88,15 @@ class Careful:
         self._may_start = may_start
         self._others_wait = others_wait
         self._pump = pump
+        self._spawn = spawn
         self._lanes: dict[Lane, dict[int, Work]] = {}
         """With what is known of suspects that were tried and are among the unread again."""
         self._standstill = Standstill()
+        self._naming = asyncio.Lock()
+        """Held while a suspect is named: never two."""
+        self._calm = asyncio.Event()
+        """Not set while the answer of a suspect is handled."""
+        self._calm.set()
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
 
@@ -91,7 +106,12 @@ class Careful:
     @property
     def alone(self) -> bool:
         """Whether nothing else may start now."""
-        return bool(self._standstill)
+        return bool(self._standstill) or self.handling
+
+    @property
+    def handling(self) -> bool:
+        """Whether the answer of a suspect is handled now, and none else may be."""
+        return not self._calm.is_set()
 
     def add(self, lane: Lane) -> None:
         self._lanes.setdefault(lane, {})
@@ -105,10 +125,49 @@ class Careful:
         if work.lane in self._lanes:
             self._lanes[work.lane][work.position] = work
 
-    def begin(self, spawn: Callable[..., asyncio.Task[None]]) -> None:
+    def begin(self) -> None:
         """Look for suspects that can run, unless that is done already, until none is left."""
         if self._task is None:
-            self._task = spawn(self._run())
+            self._task = self._spawn(self._run())
+
+    async def answered(self, job: Job, work: Work) -> None:
+        """A call of the record has its answer: return when that may be handled."""
+        if not self._lanes or work.lane.probing == work.position:
+            return
+        if not work.lane.runs_alone(work.position):
+            await self._calm.wait()
+            return
+        named = self._loop.create_future()
+        self._spawn(self._handle(job, work, named))
+        await named
+
+    async def _handle(self, job: Job, work: Work, named: asyncio.Future[None]) -> None:
+        async with self._naming:
+            begun = await self._begin_turn()
+            self._calm.clear()
+            try:
+                await asyncio.sleep(LOOK_EVERY_S)  # for what is being handled
+                await self._name(work)
+                running = [task for task, other in job.running.items() if other is work]
+                if not named.done():
+                    named.set_result(None)
+                if running:
+                    await self._stand_by(job, work, running[0], HANDLING_S)
+            finally:
+                self._calm.set()
+                if begun:
+                    self._standstill.end(self._loop.time())
+        self._pump()
+
+    async def _begin_turn(self) -> bool:
+        """Return when it is the suspects' turn; whether it was begun here."""
+        while not self._standstill:
+            now = self._loop.time()
+            if self._standstill.due(now, others_wait=self._others_wait()):
+                self._standstill.begin(now)
+                return True
+            await asyncio.sleep(LOOK_EVERY_S)
+        return False
 
     async def _run(self) -> None:
         try:
@@ -146,7 +205,12 @@ class Careful:
             patience = patience_s(
                 max(lane.crashes for lane in self._lanes), self._runner.limits.request_time_limit_s
             )
-            running = [task for job in self._jobs.values() for task in job.running]
+            running = [
+                task
+                for job in self._jobs.values()
+                for task, work in job.running.items()
+                if work.loops or not work.lane.runs_alone(work.position)
+            ]
             late = (await asyncio.wait(running, timeout=patience))[1] if running else ()
             while await self._run_next(None if late else patience):
                 if self._standstill.over(self._loop.time()) or not self._may_start():
@@ -182,26 +246,35 @@ class Careful:
     async def _run_alone(
         self, job: Job, work: Work, pool: ModelPool, slot: Slot, alone_s: float | None
     ) -> bool:
-        lane, position = work.lane, work.position
-        if alone_s is not None:
-            lane.probing = position
-            await asyncio.shield(self._done.reserve(lane))
-        if not self._ours(job, lane) or not self._may_start():
+        if alone_s is None:
+            self._start(job, work, pool, slot)
+            return False
+        async with self._naming:
+            await self._name(work)
+            if self._ours(job, work.lane) and self._may_start():
+                return await self._stand_by(job, work, self._start(job, work, pool, slot), alone_s)
             slot.release()
             self.put_back(work)
-            ended = True
-        else:
-            task = self._start(job, work, pool, slot)
-            if alone_s is None:
-                return False
-            ended = bool((await asyncio.wait([task], timeout=alone_s))[0])
-            if ended and not task.cancelled():
-                task.result()  # if it raised, that ends the process, and the record stays named
-        if lane.probing == position:
-            lane.probing = None
-            if self._owned(job, lane):
-                await asyncio.shield(self._done.reserve(lane))
+            await self._name_no_more(job, work)
+            return True
+
+    async def _stand_by(self, job: Job, work: Work, task: asyncio.Task[None], most_s: float) -> bool:
+        """Wait for a named suspect to end, but not for ever; then it is named no more. Whether it ended."""
+        ended = bool((await asyncio.wait([task], timeout=most_s))[0])
+        if ended and not task.cancelled():
+            task.result()  # if it raised, that ends the process, and the record stays named
+        await self._name_no_more(job, work)
         return ended
+
+    async def _name(self, work: Work) -> None:
+        work.lane.probing = work.position
+        await asyncio.shield(self._done.reserve(work.lane))
+
+    async def _name_no_more(self, job: Job, work: Work) -> None:
+        if work.lane.probing == work.position:
+            work.lane.probing = None
+            if self._owned(job, work.lane):
+                await asyncio.shield(self._done.reserve(work.lane))
 
     async def _read(self, lane: Lane, position: int) -> Work | None:
         try:

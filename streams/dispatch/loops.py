@@ -202,7 +202,7 @@ class Loops:
         hold.limit = MAX_CONVERSATION_BYTES
         with self._runner.large(job) as sending, self._runner.large(job) as large:
             body = await self._runner.body(work, slot, sending)
-            end = await self._runner.ask(job, work, pool, slot, body, large, loop.fault)
+            end = await self._runner.ask(job, work, work, pool, slot, body, large, loop.fault)
         del body
         if isinstance(end, Again):
             return end
@@ -247,7 +247,7 @@ class Loops:
                     raise ToolFailed("the request has no list of messages that results could be added to")
                 body = body_for(slot.endpoint, body)
                 with self._runner.large(job) as large:
-                    end = await self._runner.ask(job, tries, pool, slot, body, large, loop.fault)
+                    end = await self._runner.ask(job, work, tries, pool, slot, body, large, loop.fault)
                 del body
             if not isinstance(end, Again):
                 return end
@@ -322,7 +322,7 @@ class Loops:
                 started = True
                 body = body_for(slot.endpoint, request.body)
                 with self._runner.large(job) as large:
-                    end = await self._runner.ask(job, tries, pool, slot, body, large)
+                    end = await self._runner.ask(job, work, tries, pool, slot, body, large)
             if not isinstance(end, Again):
                 break
             try:

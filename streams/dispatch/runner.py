@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import structlog
 
@@ -29,6 +29,10 @@ from streams.pools.pool import ModelPool, Slot
 log = structlog.get_logger("openrelay.dispatch")
 
 
+async def handled_at_once(job: Job, work: Work) -> None:
+    """Nobody minds."""
+
+
 class Runner:
     """Stateless but for what it was given; any number of calls at once."""
 
@@ -38,6 +42,8 @@ class Runner:
         self.limits = limits
         self.on_free_slot: Callable[[], None] = lambda: None
         """Called when a slot is free and its answer still has to be read."""
+        self.on_answer: Callable[[Job, Work], Awaitable[None]] = handled_at_once
+        """Awaited before the answer to a call of a record is handled."""
         self._client = client
         self._store = store
         self._done = done
@@ -50,7 +56,7 @@ class Runner:
         passing("dispatch.calling", work.request.custom_id)
         with self.large(job) as sending, self.large(job) as large:
             body = await self.body(work, slot, sending)
-            end = await self.ask(job, work, pool, slot, body, large)
+            end = await self.ask(job, work, work, pool, slot, body, large)
             passing("dispatch.answered", work.request.custom_id)
             if not isinstance(end, Again):
                 return await result_of(work, end, self._store)
@@ -77,6 +83,7 @@ class Runner:
     async def ask(
         self,
         job: Job,
+        work: Work,
         tries: Tries,
         pool: ModelPool,
         slot: Slot,
@@ -84,9 +91,10 @@ class Runner:
         large: Large,
         fault: Callable[[Answer], str] | None = None,
     ) -> End | Again:
-        """Call the model, give the slot back; how the call ended, or when to try again.
+        """Call the model for a record, give the slot back; how the call ended, or when to try again.
 
-        `body` is what `slot.endpoint` is sent (`body`, `body_for`); `large` holds a large answer.
+        `tries` are those of this call, which may be one of several. `body` is what `slot.endpoint` is sent
+        (`body`, `body_for`); `large` holds a large answer.
         `fault` says why an answer that is one still cannot be used, empty when it can.
         """
         endpoint, created = slot.endpoint, job.state.created
@@ -115,6 +123,7 @@ class Runner:
             self.on_free_slot()
             await asyncio.sleep(0)
             await asyncio.sleep(0)
+        await self.on_answer(job, work)
         passing("dispatch.called")
         server, end = judge(
             outcome,

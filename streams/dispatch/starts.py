@@ -87,7 +87,9 @@ class Starts:
             may_start=lambda: bool(self._partitions.owned) and not (self.stopping or results.congested),
             others_wait=self._anything_waits,
             pump=self.pump,
+            spawn=self.spawn,
         )
+        self._runner.on_answer = self.careful.answered
         self.retries: list[tuple[float, int, Work, Job]] = []
         """A heap by the time from which they may run again."""
         self.stopping = False
@@ -186,11 +188,11 @@ class Starts:
 
     def pump(self) -> None:
         """Start what may start now."""
-        self._serve_turns(every=self.stopping or self.careful.alone)
+        self._serve_turns(every=self.stopping or (self.careful.alone and not self.careful.handling))
         if self.stopping or not self._partitions.owned:
             return
         if self.careful:
-            self.careful.begin(self.spawn)
+            self.careful.begin()
         if self.careful.alone:
             return
         now, now_ms = self._loop.time(), time.time_ns() // 1_000_000
