@@ -1,18 +1,20 @@
 """JSON as the standard has it, and nothing that two readers could read differently.
 
 Beyond the grammar: UTF-8 only, no key twice in one object, no unpaired surrogates, no NaN or Infinity,
-nesting of at most `MAX_DEPTH`. Numbers of any size are taken: what is kept of a text is its bytes, and a
-number that a double cannot hold is read as infinity, which is no integer and so fits no field of ours. Depth
-is measured before parsing, because how deep a parser gets depends on its caller's stack.
+nesting of at most `MAX_DEPTH`. Integers of any length are taken. A number with a fraction or an exponent that a
+double cannot hold is refused where `finite` is asked for, as readers make different things of it; elsewhere it
+is read as infinity, which is no integer and so fits no field of ours. Depth is measured before parsing, because
+how deep a parser gets depends on its caller's stack.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from array import array
 from itertools import accumulate
-from typing import NoReturn
+from typing import Any, NoReturn
 
 MAX_DEPTH = 100
 
@@ -28,7 +30,7 @@ class NotJson(ValueError):
     """Why the bytes are refused: what to say of them, as in `the record {error}`."""
 
 
-def parse(data: bytes) -> object:
+def parse(data: bytes, *, finite: bool = False) -> object:
     """The value of a JSON text. Raises NotJson, and no other exception, whatever the bytes are."""
     try:
         text = data.decode()
@@ -37,14 +39,14 @@ def parse(data: bytes) -> object:
     if depth(data) > MAX_DEPTH:
         raise NotJson(f"is nested more than {MAX_DEPTH} levels deep")
     try:
-        value = _DECODER.decode(text)
+        value = (_FINITE if finite else _DECODER).decode(text)
     except json.JSONDecodeError as error:
         raise NotJson(f"is not JSON: {error.msg.removesuffix(' at')} at character {error.pos + 1}") from None
     except NotJson:
         raise
     except ValueError:
         # The interpreter's limit on the digits of one integer.
-        value = _PATIENT.decode(text)
+        value = (_FINITE_PATIENT if finite else _PATIENT).decode(text)
     if _SURROGATE.search(data) is not None and _unpaired(value):
         raise NotJson("contains half of a surrogate pair")
     return value
@@ -78,6 +80,13 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return members
 
 
+def _float(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise NotJson("contains a number too large to be represented")
+    return number
+
+
 def _integer(text: str) -> int:
     if len(text) <= 4_300:
         return int(text)
@@ -88,5 +97,8 @@ def _constant(text: str) -> NoReturn:
     raise NotJson(f"contains {text}, which is not JSON")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant)
-_PATIENT = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant, parse_int=_integer)
+_STRICT: Any = {"object_pairs_hook": _object, "parse_constant": _constant}
+_DECODER = json.JSONDecoder(**_STRICT)
+_PATIENT = json.JSONDecoder(**_STRICT, parse_int=_integer)
+_FINITE = json.JSONDecoder(**_STRICT, parse_float=_float)
+_FINITE_PATIENT = json.JSONDecoder(**_STRICT, parse_float=_float, parse_int=_integer)

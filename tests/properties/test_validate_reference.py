@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 import unicodedata
 from typing import Any
@@ -57,6 +58,8 @@ def plain(value: Any, level: int) -> Any:
         if any(unicodedata.category(each) == "Cs" for each in value):
             raise Bad
         return value
+    if isinstance(value, float) and math.isinf(value):
+        raise Bad
     if isinstance(value, list | tuple):
         if level > 100:
             raise Bad

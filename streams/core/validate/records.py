@@ -108,7 +108,7 @@ class Validator:
 
     def _judge(self, data: bytes) -> str:
         try:
-            record = parse(data)
+            record = parse(data, finite=True)
         except NotJson as error:
             raise _Fault(RecordCode.INVALID_JSON, None, f"the record {error}") from None
         if not isinstance(record, dict):
