@@ -1,10 +1,10 @@
 """JSON as the standard has it, and nothing that two readers could read differently.
 
 Beyond the grammar: UTF-8 only, no key twice in one object, no unpaired surrogates, no NaN or Infinity,
-nesting of at most `MAX_DEPTH`. Integers of any length are taken. A number with a fraction or an exponent that a
-double cannot hold is refused where `finite` is asked for, as readers make different things of it; elsewhere it
-is read as infinity, which is no integer and so fits no field of ours. Depth is measured before parsing, because
-how deep a parser gets depends on its caller's stack.
+nesting of at most `MAX_DEPTH`. Integers of any length are taken. A number with a fraction or an exponent that
+a double cannot hold is refused where `finite` is asked for, as readers make different things of it; elsewhere
+it is read as infinity, which is no integer and so fits no field of ours. Depth is measured before parsing,
+because how deep a parser gets depends on its caller's stack.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ try. What can run takes turns with everybody else (`streams.core.standstill`):
       dies before: as 2
 4. the others start again, and a call that has not ended goes on beside them
       dies: nobody is named, so nobody is given up; with each such crash the patience in 1 and 3 grows
-5. its answer has come: nothing else starts, no other answer is handled, the suspect is named again, which is
-   acknowledged, and its answer is handled
+5. an answer of its model, tool or callback has come: nothing else starts, no other answer is handled, the
+   suspect is named again, which is acknowledged, and its answer is handled
       dies: as 2
 6. it has ended, or has more to do and goes on as in 4
 
@@ -130,10 +130,14 @@ class Careful:
         if self._task is None:
             self._task = self._spawn(self._run())
 
-    async def answered(self, job: Job, work: Work) -> None:
-        """A call of the record has its answer: return when that may be handled."""
+    def must_wait(self, work: Work) -> bool:
+        """Whether an answer to a record may not be handled at once."""
         if not self._lanes or work.lane.probing == work.position:
-            return
+            return False
+        return self.handling or work.lane.runs_alone(work.position)
+
+    async def wait(self, job: Job, work: Work) -> None:
+        """An answer has come that must wait: return when it may be handled."""
         if not work.lane.runs_alone(work.position):
             await self._calm.wait()
             return
@@ -153,6 +157,8 @@ class Careful:
                     named.set_result(None)
                 if running:
                     await self._stand_by(job, work, running[0], HANDLING_S)
+                else:
+                    await self._name_no_more(job, work)
             finally:
                 self._calm.set()
                 if begun:

@@ -38,13 +38,14 @@ from streams.core.sealing import Sealer, Unsealable
 from streams.core.toolconfig import ToolConfig, WorkflowConfig, decode_openrelay
 from streams.core.toolloop import Done, ToolLoop
 from streams.core.workflow import Completed, Ended, Malformed, Request, Run, Workflow
+from streams.crashpoints import passing
 from streams.dispatch.calls import BodyStore, answered, body_for, failed, result_of
 from streams.dispatch.jobs import Job, Tries, Turn, Work
 from streams.dispatch.memory import MAX_CONVERSATION_BYTES, Hold, Memory, TooLarge
 from streams.dispatch.runner import Runner
 from streams.pools.pool import ModelPool, Slot
 from streams.tools.callback import CallbackFailed, call_back
-from streams.tools.egress import Egress
+from streams.tools.egress import Egress, Room
 from streams.tools.failure import ToolFailed
 from streams.tools.http import HttpExecutor
 from streams.tools.mcp import McpExecutor
@@ -74,6 +75,27 @@ _encode = msgspec.json.Encoder().encode
 
 class Stopped(Exception):
     """The batch was cancelled while the record waited to try something again."""
+
+
+class AnswerRoom:
+    """What a record holds, for an answer that may have to wait before any of it is read."""
+
+    def __init__(self, runner: Runner, job: Job, work: Work, hold: Hold) -> None:
+        self._runner = runner
+        self._job = job
+        self._work = work
+        self._hold = hold
+
+    def take(self, size: int) -> bool:
+        return not self._runner.must_wait(self._work) and self._hold.take(size)
+
+    async def wait(self, size: int) -> None:
+        if self._runner.must_wait(self._work):
+            await self._runner.wait(self._job, self._work)
+        await self._hold.wait(size)
+
+    def give(self, size: int) -> None:
+        self._hold.give(size)
 
 
 class Loops:
@@ -157,6 +179,9 @@ class Loops:
         except Unsealable:  # what it is nobody can say any more; it ends without a report
             return False
 
+    def _room(self, job: Job, work: Work) -> Room:
+        return AnswerRoom(self._runner, job, work, self._holds[work])
+
     def _opened(self, job: Job, work: Work) -> bytes:
         assert isinstance(work.request.sealed, bytes), "a record that loops says how"
         return self._sealer.open(work.request.sealed, job.batch, work.request.index)
@@ -168,9 +193,9 @@ class Loops:
     ) -> Answered | Failed | Again:
         executor: HttpExecutor | McpExecutor
         if config.type == "http":
-            executor = HttpExecutor(self.egress, config, work.request.custom_id, self._holds[work])
+            executor = HttpExecutor(self.egress, config, work.request.custom_id, self._room(job, work))
         else:
-            executor = McpExecutor(self.egress, config, self._holds[work])
+            executor = McpExecutor(self.egress, config, self._room(job, work))
         try:
             return await self._rounds(job, work, pool, slot, config, executor)
         finally:
@@ -222,6 +247,7 @@ class Loops:
                 hold.resize(work.size + loop.size + COPIES * len(action.message))
                 async with self._outside(job, work, config.url, config.type):
                     contents = await executor.run(action)
+                passing("dispatch.ran-tools", work.request.custom_id)
                 loop = loop.ran(action, contents)
                 del action, contents
                 hold.resize(work.size + loop.size)
@@ -292,7 +318,7 @@ class Loops:
                 await self._pause(job, backoff_s * (0.5 + random.random() / 2))
             try:
                 async with self._outside(job, work, config.url, "callback"):
-                    answer = await call_back(self.egress, config, body, self._holds[work])
+                    answer = await call_back(self.egress, config, body, self._room(job, work))
                 return await self.egress.take_apart(flow.answered, answer)
             except Malformed as error:
                 return _callback_failed(f"the callback's answer cannot be used: {error}")

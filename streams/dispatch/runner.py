@@ -29,10 +29,6 @@ from streams.pools.pool import ModelPool, Slot
 log = structlog.get_logger("openrelay.dispatch")
 
 
-async def handled_at_once(job: Job, work: Work) -> None:
-    """Nobody minds."""
-
-
 class Runner:
     """Stateless but for what it was given; any number of calls at once."""
 
@@ -42,8 +38,9 @@ class Runner:
         self.limits = limits
         self.on_free_slot: Callable[[], None] = lambda: None
         """Called when a slot is free and its answer still has to be read."""
-        self.on_answer: Callable[[Job, Work], Awaitable[None]] = handled_at_once
-        """Awaited before the answer to a call of a record is handled."""
+        self.must_wait: Callable[[Work], bool] = lambda work: False
+        """Whether what has come for a record is not handled yet, but after `wait`."""
+        self.wait: Callable[[Job, Work], Awaitable[None]]
         self._client = client
         self._store = store
         self._done = done
@@ -123,7 +120,8 @@ class Runner:
             self.on_free_slot()
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-        await self.on_answer(job, work)
+        if self.must_wait(work):
+            await self.wait(job, work)
         passing("dispatch.called")
         server, end = judge(
             outcome,

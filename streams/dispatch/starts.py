@@ -89,7 +89,7 @@ class Starts:
             pump=self.pump,
             spawn=self.spawn,
         )
-        self._runner.on_answer = self.careful.answered
+        self._runner.must_wait, self._runner.wait = self.careful.must_wait, self.careful.wait
         self.retries: list[tuple[float, int, Work, Job]] = []
         """A heap by the time from which they may run again."""
         self.stopping = False

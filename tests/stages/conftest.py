@@ -12,6 +12,7 @@ from schemas.settings import Limits, Pool
 from services.warehouse.migrate import migrate
 from tests.support.broker import EmbeddedBroker
 from tests.support.cluster import Cluster
+from tests.support.customer import Customer
 from tests.support.pipeline import Pipeline
 from tests.support.settings import MODEL, settings_for
 from tests.support.simulator import Simulator
@@ -25,6 +26,12 @@ MakePipeline = Callable[..., Pipeline]
 @pytest.fixture(scope="session")
 def simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulator]:
     with Simulator(tmp_path_factory.mktemp("simulator"), "--concurrency", "1000") as running:
+        yield running
+
+
+@pytest.fixture
+def customer() -> Iterator[Customer]:
+    with Customer() as running:
         yield running
 
 

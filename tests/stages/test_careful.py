@@ -15,7 +15,8 @@ from streams.kafka.admin import create_topics
 from tests.stages.conftest import LIMITS, MakePipeline
 from tests.stages.test_crash_points import wait_for_end
 from tests.support.check import check_batch
-from tests.support.pipeline import Pipeline, record
+from tests.support.customer import Customer
+from tests.support.pipeline import Pipeline, record, with_tools
 from tests.support.settings import MODEL
 from tests.support.simulator import Simulator
 from tests.support.until import until
@@ -169,23 +170,25 @@ def test_suspects_of_a_model_that_is_not_in_the_settings_wait(
 
 @pytest.mark.faults
 @pytest.mark.timeout(400)
+@pytest.mark.parametrize("whose", ["model", "tool"])
 def test_a_record_whose_late_answer_kills_its_dispatcher_is_given_up(
-    pipeline: MakePipeline, simulator: Simulator, other: Simulator
+    pipeline: MakePipeline, simulator: Simulator, other: Simulator, customer: Customer, whose: str
 ) -> None:
     """Others do not wait for its answer; it is named again when that comes, and nobody else is given up."""
     stages = with_other(pipeline, other)
     simulator.control(latency_ms=50)
     stages.start("intake", "settle", "sink")
+    slow = {"model": "slow:12 at last", "tool": "tools:1 ask somebody slow"}[whose]
+    crash = {"model": "dispatch.answered@poison", "tool": "dispatch.ran-tools@poison"}[whose]
     names = [f"a{i}" for i in range(SUSPECTS)]
-    names[5] = "poison"
-    batch = stages.create(
-        (record(name, "slow:12" if name == "poison" else "ok", OTHER) for name in names),
-        organization="org_a",
-        model=OTHER,
-    )
+    records = [record(name, "ok", OTHER) for name in names]
+    names[5], records[5] = "poison", with_tools("poison", slow, f"{customer.url}/tools/slow/12", model=OTHER)
+    if whose == "model":
+        records[5] = record("poison", slow, OTHER)
+    batch = stages.create(records, organization="org_a", model=OTHER)
     crashes = 0
     while stages.state(batch).ended is None:
-        stages.start("dispatch", OPENRELAY_CRASH_AT="dispatch.answered@poison")
+        stages.start("dispatch", OPENRELAY_CRASH_AT=crash)
         child = stages.children["dispatch"]
         beside = fresh(stages)
         until(

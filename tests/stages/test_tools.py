@@ -20,7 +20,7 @@ from tests.stages.conftest import MakePipeline
 from tests.support.check import check_batch
 from tests.support.customer import Customer
 from tests.support.mcp_process import McpServer
-from tests.support.pipeline import Pipeline, record
+from tests.support.pipeline import TOOLS, Pipeline, record, with_tools
 from tests.support.settings import MODEL
 from tests.support.simulator import Simulator
 from tests.support.until import until
@@ -28,25 +28,6 @@ from tests.support.warehouse import EmbeddedWarehouse
 
 ROLES = ("intake", "dispatch", "settle", "sink")
 USER = {"role": "user", "content": "ok"}
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "lookup",
-            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
-        },
-    }
-]
-
-
-@pytest.fixture
-def customer() -> Iterator[Customer]:
-    with Customer() as running:
-        yield running
-
-
-def with_tools(custom_id: str, prompt: str, url: str, **config: Any) -> dict[str, Any]:
-    return record(custom_id, prompt, tools=TOOLS, openrelay={"tool_config": {"url": url, **config}})
 
 
 def lines(pipeline: Pipeline, batch: BatchId, count: int) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -6,7 +6,6 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,12 +24,6 @@ from tests.support.until import until
 from tests.support.warehouse import EmbeddedWarehouse
 
 ROLES = ("intake", "dispatch", "settle", "sink")
-
-
-@pytest.fixture
-def customer() -> Iterator[Customer]:
-    with Customer() as running:
-        yield running
 
 
 class Flows:

@@ -215,3 +215,19 @@ def record(custom_id: str, prompt: str, model: str = MODEL, **body: Any) -> dict
         "url": "/v1/chat/completions",
         "body": {"model": model, "messages": [{"role": "user", "content": prompt}], **body},
     }
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "lookup",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        },
+    }
+]
+
+
+def with_tools(custom_id: str, prompt: str, url: str, model: str = MODEL, **config: Any) -> dict[str, Any]:
+    """A record whose tools are run by `url`."""
+    return record(custom_id, prompt, model, tools=TOOLS, openrelay={"tool_config": {"url": url, **config}})

@@ -82,7 +82,8 @@ class Bench:
         work = Work(lane, position, request, 1)
 
         async def run() -> None:
-            await self.careful.answered(self.job, work)
+            if self.careful.must_wait(work):
+                await self.careful.wait(self.job, work)
             self.handled.append((lane.partition, position))
             await asyncio.sleep(handling_s)
             self.handled.append((lane.partition, position))
