@@ -16,7 +16,7 @@ from schemas.settings import Storage
 from streams.blobs import BlobMissing, Blobs, open_blobs
 from streams.blobs.local import LocalBlobs
 from streams.blobs.stores import lifecycle_rule
-from tests.support.s3 import new_bucket, s3_server
+from tests.support.s3 import new_bucket, s3_server, strict_s3_server
 
 
 @pytest.fixture(scope="session")
@@ -25,11 +25,17 @@ def s3_endpoint() -> Iterator[str]:
         yield endpoint
 
 
-@pytest.fixture(params=["local", "s3"])
+@pytest.fixture(scope="session")
+def strict_s3_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with strict_s3_server(tmp_path_factory.mktemp("s3")) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(params=["local", "s3_endpoint", "strict_s3_endpoint"])
 def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Blobs:
     if request.param == "local":
         return open_blobs(Storage(url=f"file://{tmp_path}/blobs"))
-    return open_blobs(new_bucket(request.getfixturevalue("s3_endpoint")))
+    return open_blobs(new_bucket(request.getfixturevalue(request.param)))
 
 
 def test_the_rule_for_cut_off_uploads_is_one_that_s3_takes(s3_endpoint: str) -> None:
