@@ -5,6 +5,7 @@
 """
 
 from streams.blobs.port import BlobMissing, Blobs, Writer
+from streams.blobs.put_urls import PutUrls
 from streams.blobs.stores import open_blobs
 
-__all__ = ["BlobMissing", "Blobs", "Writer", "open_blobs"]
+__all__ = ["BlobMissing", "Blobs", "PutUrls", "Writer", "open_blobs"]

@@ -15,17 +15,22 @@ from typing import IO
 import obstore
 from obstore.store import ObjectStore, from_url
 
+from schemas.settings import Storage
 from streams.blobs.port import CHUNK_BYTES, BlobMissing
 
 CLIENT_OPTIONS = frozenset({"allow_http", "connect_timeout", "proxy_url", "root_certificate", "timeout"})
 """Options that concern the HTTP connection; all others name the account, region and credentials."""
 
 
+def open_store(storage: Storage) -> ObjectStore:
+    client = {key: value for key, value in storage.options.items() if key in CLIENT_OPTIONS}
+    store = {key: value for key, value in storage.options.items() if key not in CLIENT_OPTIONS}
+    return from_url(storage.url, config=store or None, client_options=client or None)
+
+
 class BucketBlobs:
-    def __init__(self, url: str, options: dict[str, str]) -> None:
-        client = {key: value for key, value in options.items() if key in CLIENT_OPTIONS}
-        store = {key: value for key, value in options.items() if key not in CLIENT_OPTIONS}
-        self._store: ObjectStore = from_url(url, config=store or None, client_options=client or None)
+    def __init__(self, storage: Storage) -> None:
+        self._store = open_store(storage)
 
     @contextlib.contextmanager
     def writer(self, name: str) -> Iterator[BucketWriter]:

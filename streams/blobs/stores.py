@@ -20,7 +20,7 @@ def open_blobs(storage: Storage) -> Blobs:
     if url.scheme == "file":
         return LocalBlobs(unquote(url.path))
     if url.scheme in BUCKETS:
-        return BucketBlobs(storage.url, storage.options)
+        return BucketBlobs(storage)
     raise ValueError(f"storage.url: {url.scheme!r} is none of file, s3, gs, az")
 
 
