@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -32,6 +33,8 @@ class Storage(Strict, frozen=True, kw_only=True):
     """`file:///dir`, `s3://bucket/prefix`, `gs://…` or `az://…`."""
     options: dict[str, str] = {}
     """Passed to the object store client: endpoint, region, credentials."""
+    presigned_puts: Literal["api", "bucket"] = "api"
+    """Where a presigned PUT goes: through the API, or, with `s3://` only, to the bucket itself."""
 
 
 class Secrets(Strict, frozen=True, kw_only=True):

@@ -38,6 +38,8 @@ KEY_PREFIXES = ("or_", "vl_")
 MIN_KEY_CHARACTERS = 16
 SECRET_BYTES = 32
 STORAGE_SCHEMES = ("file", "s3", "gs", "az")
+BUCKET_SIGNATURE_S = 7 * 24 * 3600
+"""The longest a bucket takes a signed URL."""
 
 Tree = dict[str, Any]
 
@@ -146,6 +148,8 @@ def _value(name: str, keys: list[str], text: str) -> object:
         if key not in fields:
             raise ValueError(f"{name}: there is no setting {'.'.join(keys)}")
         kind = fields[key]
+    if typing.get_origin(kind) is typing.Literal:
+        return text
     if str in (kind, *typing.get_args(kind)) and typing.get_origin(kind) in (None, types.UnionType):
         return text
     try:
@@ -226,6 +230,8 @@ def _mended(value: object, kind: Any) -> object:
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError:
+        if origin is typing.Literal:
+            return args[0]
         return None if types.NoneType in args else (origin or kind)()
     return value
 
@@ -260,6 +266,11 @@ def _check_edges(settings: Settings, note: Callable[[str], None]) -> None:
         note(f"storage.url: must start with one of {', '.join(s + '://' for s in STORAGE_SCHEMES)}")
     elif scheme == "file" and not rest.startswith("/"):
         note("storage.url: needs an absolute path: file:///dir")
+    if settings.storage.presigned_puts == "bucket":
+        if scheme != "s3":
+            note('storage.presigned_puts: "bucket" needs a storage.url of s3://')
+        if settings.limits.presign_ttl_s > BUCKET_SIGNATURE_S:
+            note(f"limits.presign_ttl_s: at most {BUCKET_SIGNATURE_S} where URLs are the bucket's")
     if not settings.secrets.keys:
         note("secrets.keys: at least one key is needed")
     for position, key in enumerate(settings.secrets.keys):

@@ -12,7 +12,7 @@ from starlette.responses import Response, StreamingResponse
 
 from schemas import ids
 from schemas.files import File, FileDeletion, FileList, Presigned
-from schemas.ids import FileId
+from schemas.ids import FileId, OrganizationId
 from services.api import queries, ranges, refusals
 from services.api.incoming import check_encoding, declared_length, pieces, small_body
 from services.api.multipart import OVERHEAD_BYTES, UploadForm
@@ -21,7 +21,15 @@ from services.api.presign import Ticket
 from services.api.principals import Principal
 from services.api.readmodel import FileRow, PutRow
 from services.api.refusals import Refusal
-from services.api.uploads import Attempt, Pending, RecordCounter, expiry, parse_put
+from services.api.uploads import (
+    Arrival,
+    Attempt,
+    Pending,
+    RecordCounter,
+    expiry,
+    owner_of,
+    parse_put,
+)
 from streams.blobs import BlobMissing
 from streams.crashpoints import passing
 
@@ -81,9 +89,8 @@ class FileRoutes:
         ticket = Ticket(
             self._parts.uploads.new_file(), principal.organization, size, expiry(limits.presign_ttl_s)
         )
+        url = await self._put_url(request, ticket)
         await self._parts.uploads.announce(ticket.file, ticket.organization, ticket.expires + PENDING_TTL_S)
-        base = self._parts.settings.http.public_url or f"{request.url.scheme}://{request.url.netloc}"
-        url = f"{base.rstrip('/')}/v1/uploads/{ticket.file}?{self._parts.signer.query(ticket)}"
         return _json(Presigned(ticket.file, url, ticket.expires))
 
     async def put(self, request: Request) -> Response:
@@ -112,6 +119,8 @@ class FileRoutes:
         if (row := self._parts.model.file(file)) is not None:
             return _json(to_api(self._own(row, principal)))
         put = self._parts.model.put(file)
+        if put is None and ids.is_file_id(file):
+            put = await self._arrived(FileId(file), principal.organization)
         if put is None:
             if ids.is_file_id(file) and await self._parts.uploads.announced(file, principal.organization):
                 raise refusals.invalid("Nothing was uploaded to this file's URL yet.", code="not_uploaded")
@@ -121,6 +130,49 @@ class FileRoutes:
         async with self._parts.uploads.locks.hold(file):
             row = await self._complete(put)
         return _json(to_api(self._own(row, principal)))
+
+    async def _put_url(self, request: Request, ticket: Ticket) -> str:
+        if (urls := self._parts.put_urls) is not None:
+            owner = owner_of(ticket.organization)
+            arrival = Arrival(ticket.file, owner, ticket.bytes, ticket.expires + PENDING_TTL_S)
+            ttl_s = self._parts.settings.limits.presign_ttl_s
+            return await self._parts.threads.run(urls.sign, arrival.name, ticket.bytes, ttl_s)
+        base = self._parts.settings.http.public_url or f"{request.url.scheme}://{request.url.netloc}"
+        return f"{base.rstrip('/')}/v1/uploads/{ticket.file}?{self._parts.signer.query(ticket)}"
+
+    async def _arrived(self, file: FileId, organization: OrganizationId) -> PutRow | None:
+        """What was PUT to a URL of the bucket, from now on its one use; None when nothing was.
+
+        It does not matter what the settings say now: they may have been others when the URL was made.
+        """
+        passing("api.arriving")
+        async with self._parts.uploads.locks.hold(file):
+            arrival = await self._parts.uploads.arrival(file, organization)
+            # Also when nothing is there: another instance may just have taken it.
+            await self._parts.model.barrier()
+            if (put := self._parts.model.put(file)) is None and arrival is not None:
+                put = await self._take(arrival, organization)
+            return put
+
+    async def _take(self, arrival: Arrival, organization: OrganizationId) -> PutRow | None:
+        uploads, model = self._parts.uploads, self._parts.model
+        if time.time() > arrival.expires:
+            raise refusals.not_found()
+        attempt = Attempt(arrival.file, secrets.token_hex(8), arrival.expires)
+        try:
+            await uploads.take(arrival, attempt)
+        except BlobMissing:
+            await model.barrier()
+            return model.put(arrival.file)
+        passing("api.taking")
+        await uploads.use(attempt, organization, arrival.bytes)
+        passing("api.taken")
+        await model.barrier()
+        first = model.put(arrival.file)
+        if first is None or first.object != attempt.name:
+            await uploads.discard(attempt.name)
+        await uploads.discard(arrival.name)
+        return first
 
     async def _receive(self, request: Request, ticket: Ticket) -> None:
         """Take the body of a PUT; 409 unless it is the URL's one use."""

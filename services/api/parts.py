@@ -13,7 +13,7 @@ from services.api.uploads import Uploads
 from services.api.uses import Uses
 from services.api.validation import Validation
 from services.api.writing import FactWriter
-from streams.blobs import Blobs
+from streams.blobs import Blobs, PutUrls
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class Parts:
     uploads: Uploads
     uses: Uses
     signer: Signer
+    put_urls: PutUrls | None
+    """Signs URLs of the bucket itself, where the settings want that."""
     validation: Validation
 
     @property

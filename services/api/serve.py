@@ -33,7 +33,7 @@ from services.api.uses import Uses
 from services.api.validation import Validation
 from services.api.writing import FactWriter
 from services.process import allow_open_files, inherited_listener, listen, signal_ready
-from streams.blobs import open_blobs
+from streams.blobs import PutUrls, open_blobs
 from streams.intake import Intake
 from streams.kafka.producer import AsyncProducer
 
@@ -76,6 +76,7 @@ async def _serve(settings: Settings, listener: socket.socket, *, succeeds: bool)
         uploads=Uploads(blobs, threads, facts, settings.limits),
         uses=Uses(model, facts),
         signer=Signer(settings.secrets),
+        put_urls=PutUrls(settings.storage) if settings.storage.presigned_puts == "bucket" else None,
         validation=Validation(settings.storage),
     )
     creation = Creation(parts)

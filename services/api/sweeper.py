@@ -21,7 +21,7 @@ from pathlib import Path
 
 from services.api.readmodel import BATCHES_KEPT_MS
 from services.api.tables import connect, decode_state
-from services.api.uploads import Attempt, parse_pending, parse_put, ticket_expiry
+from services.api.uploads import Attempt, parse_arrival, parse_pending, parse_put, ticket_expiry
 from streams.blobs import Blobs
 from streams.kafka.messages import KafkaFailed
 
@@ -81,6 +81,10 @@ class Sweeper:
         for name in self._blobs.list("puts/"):
             put = parse_put(name)
             if put is not None and _over_since(put.expires, now_ms) and not _is_file(connection, put):
+                self._blobs.delete(name)
+        for name in self._blobs.list("arrivals/"):
+            arrival = parse_arrival(name)
+            if arrival is not None and _over_since(arrival.expires, now_ms):
                 self._blobs.delete(name)
         for name in self._blobs.list("tickets/"):
             if ticket_expiry(name) * 1000 < now_ms:

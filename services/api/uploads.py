@@ -19,7 +19,20 @@ With a presigned URL, where an empty object below `tickets/` says for how long a
     may be repeated, and run on several instances at once: of several `stored` the first holds, and all name
     the same object. A refusal takes nothing away either, and is the same each time.
 
-The sweeper removes objects of PUTs that no file names once the expiry in their name has passed.
+With a URL of the bucket itself (`storage.presigned_puts`) nobody but the first `complete` can say which PUT
+was the one use, since the bucket takes as many as come:
+
+ 1. Each PUT writes `arrivals/<file>.<owner>.<bytes>.<expiry>`, over the one before. The name is signed, so
+    it says for whom and how large the file is.
+ 2. `complete` copies that object to one of its own below `puts/`, which no URL reaches; a copy is of one PUT,
+    whole. Dying here leaves the URL unused.
+ 3. It appends `put`, as above: the first by offset is the use, and what others have copied goes. Dying here
+    leaves the bytes fixed and the file to be completed.
+ 4. The arrival goes. Dying before, like a PUT that comes later, leaves it to the sweeper.
+ 5. The rest is 3 above.
+
+The sweeper removes objects of PUTs that no file names, and arrivals, once the expiry in their name has
+passed.
 """
 
 from __future__ import annotations
@@ -76,6 +89,20 @@ class Attempt(msgspec.Struct, frozen=True):
         return f"puts/{self.file}.{self.id}.{self.expires}"
 
 
+class Arrival(msgspec.Struct, frozen=True):
+    """What a URL of the bucket writes, as often as it is used."""
+
+    file: FileId
+    owner: str
+    bytes: int
+    expires: int
+    """As for an attempt; the URL itself ends earlier."""
+
+    @property
+    def name(self) -> str:
+        return f"arrivals/{self.file}.{self.owner}.{self.bytes}.{self.expires}"
+
+
 class Uploads:
     def __init__(self, blobs: Blobs, threads: StorageThreads, facts: FactWriter, limits: Limits) -> None:
         self._blobs = blobs
@@ -128,6 +155,15 @@ class Uploads:
             topics.FILES, f"{attempt.file}:put:{attempt.id}", msgspec.json.encode(fact), 0
         )
 
+    async def arrival(self, file: FileId, organization: OrganizationId) -> Arrival | None:
+        """What was PUT to the bucket for a file of this organization."""
+        names = await self._threads.run(self._blobs.list, f"arrivals/{file}.{owner_of(organization)}.")
+        return parse_arrival(names[0]) if names else None
+
+    async def take(self, arrival: Arrival, attempt: Attempt) -> None:
+        """Make an object that no URL reaches of what has arrived; raises BlobMissing when it is gone."""
+        await self._threads.run(self._take, arrival, attempt)
+
     async def check(self, put: PutRow) -> None:
         """Look at an object that was PUT as an upload is looked at while it comes in."""
         await self._threads.run(self._check, put)
@@ -161,9 +197,15 @@ class Uploads:
         metrics.API_UPLOAD_BYTES.inc(size)
         return delivery.timestamp_ms
 
+    def _take(self, arrival: Arrival, attempt: Attempt) -> None:
+        # A bucket checks the size if it checks signed headers, as it should.
+        if self._blobs.size(arrival.name) != arrival.bytes:
+            raise _another_size(arrival.bytes)
+        self._blobs.copy(arrival.name, attempt.name)
+
     def _check(self, put: PutRow) -> None:
         if self._blobs.size(put.object) != put.bytes:
-            raise refusals.invalid(f"The stored object has not the {put.bytes} bytes announced.")
+            raise _another_size(put.bytes)
         counter = RecordCounter(self._limits)
         for piece in self._blobs.stream(put.object):
             counter.feed(piece)
@@ -200,6 +242,10 @@ class RecordCounter:
                 "file",
                 "too_many_records",
             )
+
+
+def _another_size(size: int) -> Refusal:
+    return refusals.invalid(f"The stored object has not the {size} bytes announced.")
 
 
 def _utf16() -> Refusal:
@@ -247,6 +293,11 @@ def parse_pending(name: str) -> Pending | None:
 def parse_put(name: str) -> Attempt | None:
     match = re.fullmatch(r"puts/(file-[0-9a-f]{32})\.([0-9a-f]+)\.([0-9]+)", name)
     return match and Attempt(FileId(match[1]), match[2], int(match[3]))
+
+
+def parse_arrival(name: str) -> Arrival | None:
+    match = re.fullmatch(r"arrivals/(file-[0-9a-f]{32})\.([0-9a-f]{16})\.([0-9]+)\.([0-9]+)", name)
+    return match and Arrival(FileId(match[1]), match[2], int(match[3]), int(match[4]))
 
 
 def ticket_expiry(name: str) -> int:

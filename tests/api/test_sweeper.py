@@ -213,6 +213,17 @@ def test_what_was_put_and_never_completed(world: World) -> None:
     assert world.sweep() == [f"puts/{file_id(3)}.0d.{late}"]
 
 
+def test_what_arrived_at_a_bucket(world: World) -> None:
+    past, late = NOW_MS // 1000 - GRACE_MS // 1000 - 1, NOW_MS // 1000 - 1
+    owner = "0" * 16
+    kept = f"arrivals/{file_id(2)}.{owner}.5.{late}"
+    world.put(f"arrivals/{file_id(1)}.{owner}.5.{past}", f"puts/{file_id(1)}.0a.{past}", kept)
+    world.file(
+        FileStored(file=file_id(1), organization=ACME, object=f"puts/{file_id(1)}.0a.{past}", bytes=5), NOW_MS
+    )
+    assert world.sweep() == [kept, f"puts/{file_id(1)}.0a.{past}"]
+
+
 def test_nothing_is_looked_for_while_the_tables_may_be_behind(world: World, tmp_path: Path) -> None:
     """What a fact not yet read names would look as if nobody named it."""
 

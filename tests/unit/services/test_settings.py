@@ -73,6 +73,7 @@ def test_toml_with_variables(tmp_path: Path) -> None:
         "OPENRELAY_LIMITS__RETRY_BACKOFF_S": "0.5",
         "OPENRELAY_EGRESS__ALLOW_CIDRS": '["10.0.0.0/8"]',
         "OPENRELAY_HTTP__PUBLIC_URL": "https://inference.example.com",
+        "OPENRELAY_STORAGE__PRESIGNED_PUTS": "bucket",
         "OPENRELAY_ORGANIZATIONS": '[{"id": "org_a", "api_keys": ["or_0123456789abcdef"]}]',
         "OPENRELAY_MODELS": '{"a/b": {"input_nano_usd_per_mtok": 1, "output_nano_usd_per_mtok": 2, '
         '"pools": [{"base_url": "http://gpu:8000/v1"}]}}',
@@ -85,6 +86,7 @@ def test_toml_with_variables(tmp_path: Path) -> None:
     assert settings.limits == Limits(max_attempts=3, retry_backoff_s=0.5)
     assert settings.egress.allow_cidrs == ("10.0.0.0/8",)
     assert settings.http.public_url == "https://inference.example.com"
+    assert settings.storage.presigned_puts == "bucket"
     assert settings.organizations[0].api_keys == ("or_0123456789abcdef",)
     assert settings.models["a/b"].pools[0].base_url == "http://gpu:8000/v1"
     assert settings.data_dir == "/srv/openrelay"
@@ -192,6 +194,17 @@ def test_faults_of_form_hide_no_other_and_count_once(good: Settings) -> None:
     ]
 
 
+def test_urls_of_a_bucket_hold_no_longer_than_its_signatures(good: Settings) -> None:
+    tree = _tree(good)
+    tree["storage"] = {"url": "s3://bucket", "presigned_puts": "bucket"}
+    tree["limits"]["presign_ttl_s"] = 604_800
+    assert checked(tree).storage.presigned_puts == "bucket"
+    tree["limits"]["presign_ttl_s"] = 604_801
+    assert _faults(tree) == ["limits.presign_ttl_s: at most 604800 where URLs are the bucket's"]
+    del tree["storage"]["presigned_puts"]
+    assert checked(tree).storage.presigned_puts == "api"
+
+
 @pytest.mark.parametrize(
     ("path", "value", "fault"),
     [
@@ -202,6 +215,8 @@ def test_faults_of_form_hide_no_other_and_count_once(good: Settings) -> None:
         ("clickhouse.url", "http://", "clickhouse.url"),
         ("storage.url", "ftp://x", "storage.url"),
         ("storage.url", "file://relative", "storage.url"),
+        ("storage.presigned_puts", "bucket", "storage.presigned_puts"),
+        ("storage.presigned_puts", "elsewhere", "storage.presigned_puts"),
         ("secrets.keys", [], "secrets.keys"),
         ("secrets.keys", [SECRET, "c2hvcnQ="], "secrets.keys[1]"),
         ("secrets.keys", ["not base64 at all"], "secrets.keys[0]"),
