@@ -242,6 +242,8 @@ def _metadata(pairs: list[str]) -> dict[str, str]:
         name, separator, value = pair.partition("=")
         if not separator or not name:
             raise Trouble(f"--metadata takes NAME=VALUE, not {pair!r}.", Exit.USAGE)
+        if name in metadata:
+            raise Trouble(f"--metadata names {name!r} twice.", Exit.USAGE)
         metadata[name] = value
     return metadata
 

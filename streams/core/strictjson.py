@@ -29,6 +29,11 @@ _HUGE = 10**4_299
 class NotJson(ValueError):
     """Why the bytes are refused: what to say of them, as in `the record {error}`."""
 
+    def __init__(self, said: str, unquoted: str = "") -> None:
+        super().__init__(said)
+        self.unquoted = unquoted or said
+        """The same without a word of theirs."""
+
 
 def parse(data: bytes, *, finite: bool = False) -> object:
     """The value of a JSON text. Raises NotJson, and no other exception, whatever the bytes are."""
@@ -41,6 +46,8 @@ def parse(data: bytes, *, finite: bool = False) -> object:
     try:
         value = (_FINITE if finite else _DECODER).decode(text)
     except json.JSONDecodeError as error:
+        if text.startswith("\ufeff"):
+            raise NotJson("is not JSON: it begins with a byte order mark") from None
         raise NotJson(f"is not JSON: {error.msg.removesuffix(' at')} at character {error.pos + 1}") from None
     except NotJson:
         raise
@@ -75,7 +82,9 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
         seen = set()
         for key, _ in pairs:
             if key in seen:
-                raise NotJson(f"has the key {key[:64]!r} twice in one object")
+                raise NotJson(
+                    f"has the key {key[:64]!r} twice in one object", "has a key twice in one object"
+                )
             seen.add(key)
     return members
 

@@ -240,10 +240,10 @@ def _read(body: bytes) -> ContinueAnswer | CompletedAnswer | FailedAnswer:
     try:
         parse(body)
         answer = _decode_answer(body)
-    except NotJson:
-        raise Malformed("not JSON") from None
+    except NotJson as error:
+        raise Malformed(f"it {error.unquoted}") from None
     except msgspec.ValidationError:
-        raise Malformed("not an answer a callback may give") from None
+        raise Malformed("it is not an answer a callback may give") from None
     if isinstance(answer, ContinueAnswer):
         if not answer.requests:
             raise Malformed("it continues without requests")

@@ -177,7 +177,7 @@ class Runner:
             server,
             sent_at=sent_at,
             now=now,
-            alone=pool.in_service(now) <= 1,
+            alone=not pool.has_other(endpoint, now),
             retry_after_s=outcome.retry_after_s if isinstance(outcome, Reply) else None,
         )
         if endpoint.out_until != was_out_until:

@@ -79,9 +79,6 @@ class ModelPool:
     def free(self, now: float) -> int:
         return sum(endpoint.free(now) for endpoint in self.endpoints)
 
-    def in_service(self, now: float) -> int:
-        return sum(now >= endpoint.out_until for endpoint in self.endpoints)
-
     def has_other(self, endpoint: Endpoint, now: float) -> bool:
         """Whether another endpoint is in service and may take calls."""
         return any(

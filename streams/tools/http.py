@@ -48,7 +48,9 @@ class HttpExecutor:
 def _contents(turn: RunTools, answer: bytes) -> list[str]:
     try:
         results = msgspec.convert(parse(answer), ExecuteAnswer).results
-    except (NotJson, msgspec.ValidationError):
+    except NotJson as error:
+        raise ToolFailed(f"the tool executor's answer {error.unquoted}") from None
+    except msgspec.ValidationError:
         raise ToolFailed(
             'the tool executor\'s answer is not {"results": [{"tool_call_id", "content"}]} with text contents'
         ) from None

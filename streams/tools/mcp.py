@@ -281,7 +281,9 @@ def _messages(data: bytes) -> list[RpcMessage]:
     try:
         parse(data)
         found = _decode_message(data)
-    except (NotJson, *_UNREADABLE):
+    except NotJson as error:
+        raise ToolFailed(f"what the MCP server sent {error.unquoted}") from None
+    except _UNREADABLE:
         raise ToolFailed("the MCP server sent something that is not JSON-RPC") from None
     return found if isinstance(found, list) else [found]
 

@@ -104,6 +104,21 @@ async def test_no_context_is_null(egress: Egress) -> None:
         assert server.asked[0].json["context"] is None
 
 
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (rb'"\ud800"', "contains half of a surrogate pair"),
+        (b"\xff", "is not UTF-8 at byte 1"),
+        (b"\xef\xbb\xbf{}", "is not JSON: it begins with a byte order mark"),
+        (b"[" * 101 + b"]" * 101, "is nested more than 100 levels deep"),
+        (b'{"canary": 1, "canary": 2}', "has a key twice in one object"),
+        (b"NaN", "contains NaN, which is not JSON"),
+    ],
+)
+async def test_what_is_wrong_with_the_json_is_said(egress: Egress, said: bytes, why: str) -> None:
+    assert f"the tool executor's answer {why}" in await fails(egress, answer(200, said))
+
+
 @pytest.mark.parametrize("status", [204, 301, 302, 307, 400, 401, 403, 404, 429, 500, 503])
 async def test_another_status(egress: Egress, status: int) -> None:
     message = await fails(egress, answer(status, b"{}", Location="https://example.com/", Retry_After="1"))

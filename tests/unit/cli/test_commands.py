@@ -100,6 +100,7 @@ def test_mistakes_on_the_command_line_exit_2(logged_in: Path, requests: Path, or
     assert orl(*create(requests, "--input-file-id", "file-1")).status == 2
     assert orl(*create(requests, "--priority", "fast")).status == 2
     assert orl(*create(requests, "--metadata", "novalue")).status == 2
+    assert orl(*create(requests, "--metadata", "a=1", "--metadata", "a=2")).status == 2
     assert orl("batches", "create", "--input-file", str(requests), "--endpoint", "/v1/embeddings").status == 2
     assert orl(*create(requests.with_name("none.jsonl"))).status == 2
 
