@@ -6,7 +6,8 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from pathlib import Path
+from contextlib import ExitStack
+from functools import cache
 from typing import Any
 
 import pytest
@@ -47,28 +48,28 @@ async def egress() -> AsyncIterator[Egress]:
 # ---- servers of the SDK ----
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        (sdk, *options)
-        for sdk in (1, 2)
-        for options in ((), ("json",), ("stateless",), ("stateless", "json"))
-    ],
-    ids=lambda param: "-".join(map(str, param)),
+@pytest.fixture(scope="module")
+def sdk_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., McpServer]]:
+    """Gives the server of a major version of the SDK with some options: one for all tests that want it."""
+    with ExitStack() as running:
+
+        @cache
+        def server(sdk: int, *options: str) -> McpServer:
+            return running.enter_context(McpServer(tmp_path_factory.mktemp("mcp"), sdk, *options))
+
+        yield server
+
+
+@pytest.mark.parametrize(
+    "options",
+    [(), ("json",), ("stateless",), ("stateless", "json")],
+    ids=["sessions", "json", "stateless", "stateless-json"],
 )
-def sdk_server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[McpServer, tuple[str, ...]]]:
-    sdk, *options = request.param
-    with McpServer(tmp_path_factory.mktemp("mcp"), sdk, *options) as server:
-        yield server, tuple(options)
-
-
+@pytest.mark.parametrize("sdk", [1, 2])
 async def test_sdk_servers_are_spoken_to(
-    egress: Egress, sdk_server: tuple[McpServer, tuple[str, ...]]
+    egress: Egress, sdk_server: Callable[..., McpServer], sdk: int, options: tuple[str, ...]
 ) -> None:
-    server, options = sdk_server
-    executor = McpExecutor(egress, config(server.url, 10_000))
+    executor = McpExecutor(egress, config(sdk_server(sdk, *options).url, 10_000))
     first = await executor.run(turn(("lookup", '{"city":"Rome"}'), ("lookup", ""), ("lookup", "[1]")))
     assert first == ["It is 18 degrees in Rome.", "It is 18 degrees in nowhere.", NOT_ARGUMENTS]
     second = await executor.run(
@@ -82,51 +83,53 @@ async def test_sdk_servers_are_spoken_to(
 
 
 @pytest.mark.parametrize("sdk", [1, 2])
-async def test_a_server_that_talks_before_it_answers(egress: Egress, tmp_path: Path, sdk: int) -> None:
-    with McpServer(tmp_path, sdk) as server:
-        executor = McpExecutor(egress, config(server.url, 10_000))
-        assert await executor.run(turn(("talk", "{}"))) == ["asked and was told: Method not found"]
-        await executor.close()
+async def test_a_server_that_talks_before_it_answers(
+    egress: Egress, sdk_server: Callable[..., McpServer], sdk: int
+) -> None:
+    executor = McpExecutor(egress, config(sdk_server(sdk).url, 10_000))
+    assert await executor.run(turn(("talk", "{}"))) == ["asked and was told: Method not found"]
+    await executor.close()
 
 
 @pytest.mark.parametrize("sdk", [1, 2])
-async def test_a_session_that_the_server_forgot(egress: Egress, tmp_path: Path, sdk: int) -> None:
-    with McpServer(tmp_path, sdk) as server:
-        executor = McpExecutor(egress, config(server.url, 10_000))
-        await executor.run(turn(("lookup", "{}")))
-        before = executor._session
-        await asyncio.to_thread(server.stop)
-        await asyncio.to_thread(server.start)
-        assert await executor.run(turn(("lookup", '{"city":"Rome"}'))) == ["It is 18 degrees in Rome."]
-        assert executor._session != before
-        await executor.close()
+async def test_a_session_that_the_server_forgot(
+    egress: Egress, sdk_server: Callable[..., McpServer], sdk: int
+) -> None:
+    server = sdk_server(sdk)
+    executor = McpExecutor(egress, config(server.url, 10_000))
+    await executor.run(turn(("lookup", "{}")))
+    before = executor._session
+    await asyncio.to_thread(server.stop)
+    await asyncio.to_thread(server.start)
+    assert await executor.run(turn(("lookup", '{"city":"Rome"}'))) == ["It is 18 degrees in Rome."]
+    assert executor._session != before
+    await executor.close()
 
 
-async def test_a_session_is_closed_at_the_end(egress: Egress, tmp_path: Path) -> None:
-    with McpServer(tmp_path, 2) as server:
-        executor = McpExecutor(egress, config(server.url, 10_000))
-        await executor.run(turn(("lookup", "{}")))
-        await executor.close()
-        session = executor._session
-        assert session is not None
-        headers = {"Mcp-Session-Id": session, "Accept": "application/json, text/event-stream"}
-        status, _ = await egress.post(
-            server.url,
-            b'{"jsonrpc":"2.0","id":1,"method":"ping"}',
-            headers=headers | {"Content-Type": "application/json"},
-            timeout_s=5,
-        )
-        assert status == 404
+async def test_a_session_is_closed_at_the_end(egress: Egress, sdk_server: Callable[..., McpServer]) -> None:
+    server = sdk_server(2)
+    executor = McpExecutor(egress, config(server.url, 10_000))
+    await executor.run(turn(("lookup", "{}")))
+    await executor.close()
+    session = executor._session
+    assert session is not None
+    headers = {"Mcp-Session-Id": session, "Accept": "application/json, text/event-stream"}
+    status, _ = await egress.post(
+        server.url,
+        b'{"jsonrpc":"2.0","id":1,"method":"ping"}',
+        headers=headers | {"Content-Type": "application/json"},
+        timeout_s=5,
+    )
+    assert status == 404
 
 
-async def test_a_slow_tool_is_cut_off(egress: Egress, tmp_path: Path) -> None:
-    with McpServer(tmp_path, 2) as server:
-        executor = McpExecutor(egress, config(server.url, 1_000))
-        await executor.run(turn(("lookup", "{}")))
-        started = time.monotonic()
-        with pytest.raises(ToolFailed, match="within 1 s"):
-            await executor.run(turn(("slow", '{"seconds":60}')))
-        assert time.monotonic() - started < SLACK_S
+async def test_a_slow_tool_is_cut_off(egress: Egress, sdk_server: Callable[..., McpServer]) -> None:
+    executor = McpExecutor(egress, config(sdk_server(2).url, 1_000))
+    await executor.run(turn(("lookup", "{}")))
+    started = time.monotonic()
+    with pytest.raises(ToolFailed, match="within 1 s"):
+        await executor.run(turn(("slow", '{"seconds":60}')))
+    assert time.monotonic() - started < SLACK_S
 
 
 # ---- what no SDK does ----
