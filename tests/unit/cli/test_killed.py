@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -68,6 +68,15 @@ def test_killed_in_the_middle_of_the_create(logged_in: Path, server: StandIn, re
     assert (second.returncode, server.created) == (0, ["batch_0"])
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Background jobs of a shell ignore SIGINT, and so do their children, unless there is a handler."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_says_how_to_go_on(logged_in: Path, server: StandIn, requests: Path) -> None:
     server.hold.clear()
     with subprocess.Popen(command(requests), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
