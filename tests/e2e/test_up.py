@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import signal
 import socket
 import stat
@@ -36,6 +36,28 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """A stack with no settings at all."""
     with Stack(tmp_path_factory.mktemp("stack")) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def configured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A stack with settings of a file and of a variable, in a folder with folders called as our packages."""
+    directory = tmp_path_factory.mktemp("configured")
+    for name in ("services", "streams", "schemas"):
+        (directory / name).mkdir()
+        (directory / name / "__init__.py").write_text("raise SystemExit('the wrong folder was imported')")
+    running = Stack(directory, _config(), "--dispatchers", "2")
+    try:
+        _start(running)
+        yield running
+    finally:
+        running.close()
+
+
+def _start(configured: Stack) -> None:
+    began = time.monotonic()
+    with contextlib.chdir(configured.directory):
+        configured.start(OPENRELAY_LIMITS__RETRY_BACKOFF_S="0.3")
+    assert time.monotonic() - began < 60
 
 
 def _get(url: str, key: str | None = None) -> int:
@@ -223,46 +245,36 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def _config(drain_s: float = 5) -> dict[str, Any]:
     return {
-        "limits": {"drain_s": drain_s},
+        "limits": {"drain_s": drain_s, "retry_backoff_s": 0.2},
         "organizations": [{"id": "org_acme", "api_keys": ["or_acme_key_0123456789"]}],
     }
 
 
-def test_starting_stopping_and_what_is_kept(tmp_path: Path) -> None:
-    stack = Stack(tmp_path, _config(), "--dispatchers", "2")
-    began = time.monotonic()
-    stack.start()
-    first_s = time.monotonic() - began
-    connection = stack.connection
-    assert first_s < 60
+def test_starting_stopping_and_what_is_kept(configured: Stack) -> None:
+    connection = configured.connection
     assert connection["api_key"] == "or_acme_key_0123456789"
     assert set(connection["pids"]) == ROLES | {"dispatch-2"}
     client = clickhouse_connect.get_client(dsn=connection["clickhouse_url"])
     client.command("CREATE TABLE kept (a UInt8) ENGINE = MergeTree ORDER BY a")
     client.close()
-    made = json.loads((tmp_path / "data" / "secrets.json").read_text())
+    made = json.loads((configured.directory / "data" / "secrets.json").read_text())
 
-    processes = stack.children()
+    processes = configured.children()
     began = time.monotonic()
-    assert stack.terminate() == 0
+    assert configured.terminate() == 0
     assert time.monotonic() - began < 30
-    assert not stack.connection_file.exists()
+    assert not configured.connection_file.exists()
     assert not any(each.is_running() for each in processes)
 
-    began = time.monotonic()
-    stack.start()
-    try:
-        assert time.monotonic() - began < 60
-        again = stack.connection
-        assert {k: v for k, v in again.items() if k != "pids"} == {
-            k: v for k, v in connection.items() if k != "pids"
-        }
-        client = clickhouse_connect.get_client(dsn=again["clickhouse_url"])
-        assert client.command("EXISTS TABLE kept") == 1
-        client.close()
-        assert json.loads((tmp_path / "data" / "secrets.json").read_text()) == made
-    finally:
-        stack.close()
+    _start(configured)
+    again = configured.connection
+    assert {k: v for k, v in again.items() if k != "pids"} == {
+        k: v for k, v in connection.items() if k != "pids"
+    }
+    client = clickhouse_connect.get_client(dsn=again["clickhouse_url"])
+    assert client.command("EXISTS TABLE kept") == 1
+    client.close()
+    assert json.loads((configured.directory / "data" / "secrets.json").read_text()) == made
 
 
 @pytest.mark.faults
@@ -292,26 +304,25 @@ def test_it_stops_while_it_starts(tmp_path: Path) -> None:
     assert psutil.wait_procs(processes, timeout=5)[1] == []
 
 
-def test_settings_are_read_again(tmp_path: Path) -> None:
-    with Stack(tmp_path, _config()) as stack:
-        settings = tmp_path / "data" / "run" / "settings.json"
-        config = _config()
-        config["organizations"].append({"id": "org_new", "api_keys": ["or_new_key_0123456789"]})
-        stack.configure(config)
-        stack.up.send_signal(signal.SIGHUP)
-        stack.until(lambda: "the settings were read again" in stack.said, "nothing was said", 30)
-        assert [each["id"] for each in json.loads(settings.read_text())["organizations"]] == [
-            "org_acme",
-            "org_new",
-        ]
-        url = f"{stack.connection['base_url']}/models"
-        stack.until(lambda: _allowed(url, "or_new_key_0123456789"), "the new key is not known", 30)
+def test_settings_are_read_again(configured: Stack) -> None:
+    settings = configured.directory / "data" / "run" / "settings.json"
+    config = _config()
+    config["organizations"].append({"id": "org_new", "api_keys": ["or_new_key_0123456789"]})
+    configured.configure(config)
+    configured.up.send_signal(signal.SIGHUP)
+    configured.until(lambda: "the settings were read again" in configured.said, "nothing was said", 30)
+    assert [each["id"] for each in json.loads(settings.read_text())["organizations"]] == [
+        "org_acme",
+        "org_new",
+    ]
+    url = f"{configured.connection['base_url']}/models"
+    configured.until(lambda: _allowed(url, "or_new_key_0123456789"), "the new key is not known", 30)
 
-        config["limits"]["max_attempts"] = 0
-        stack.configure(config)
-        stack.up.send_signal(signal.SIGHUP)
-        stack.until(lambda: "limits.max_attempts" in stack.said, "the fault was not said", 30)
-        assert json.loads(settings.read_text())["limits"]["max_attempts"] == 5
+    config["limits"]["max_attempts"] = 0
+    configured.configure(config)
+    configured.up.send_signal(signal.SIGHUP)
+    configured.until(lambda: "limits.max_attempts" in configured.said, "the fault was not said", 30)
+    assert json.loads(settings.read_text())["limits"]["max_attempts"] == 5
 
 
 class Caller:
@@ -384,8 +395,8 @@ def test_while_settings_are_read_again_everybody_is_served(tmp_path: Path) -> No
         assert list(caller.answers) == ["200"], caller.answers
 
 
-def test_while_a_host_is_started_again_callers_wait(tmp_path: Path) -> None:
-    with Stack(tmp_path, _config()) as stack, _callers(stack) as callers:
+def test_while_a_host_is_started_again_callers_wait(stack: Stack) -> None:
+    with _callers(stack) as callers:
         for role in ("api", "control"):
             stack.kill(role)
             served = [sum(caller.answers.values()) for caller in callers]
@@ -410,25 +421,12 @@ def _allowed(url: str, key: str) -> bool:
         return False
 
 
-def test_variables_override_the_file_once(tmp_path: Path) -> None:
-    stack = Stack(tmp_path, _config()).start(OPENRELAY_LIMITS__MAX_ATTEMPTS="3")
-    try:
-        settings = json.loads((tmp_path / "data" / "run" / "settings.json").read_text())
-        assert settings["limits"]["max_attempts"] == 3
-        role = psutil.Process(stack.pid("dispatch"))
-        assert not [name for name in role.environ() if name.startswith("OPENRELAY_LIMITS")]
-    finally:
-        stack.close()
+def test_variables_override_the_file_once(configured: Stack) -> None:
+    settings = json.loads((configured.directory / "data" / "run" / "settings.json").read_text())
+    assert settings["limits"]["retry_backoff_s"] == 0.3
+    role = psutil.Process(configured.pid("dispatch"))
+    assert not [name for name in role.environ() if name.startswith("OPENRELAY_LIMITS")]
 
 
-def test_a_folder_called_services_is_not_ours(tmp_path: Path) -> None:
-    for name in ("services", "streams", "schemas"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text("raise SystemExit('the wrong folder was imported')")
-    here = Path.cwd()
-    os.chdir(tmp_path)
-    try:
-        with Stack(tmp_path / "stack", _config()) as stack:
-            assert stack.kill("dispatch")
-    finally:
-        os.chdir(here)
+def test_a_folder_called_services_is_not_ours(configured: Stack) -> None:
+    assert configured.kill("dispatch")
