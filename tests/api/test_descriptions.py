@@ -103,7 +103,7 @@ def _complete(found: Found) -> None:
 
 
 def test_the_inference_host_is_as_described(small: Host, tmp_path: Path) -> None:
-    found = search(small.url, tmp_path, KEYS, examples=20)
+    found = search(small.url, tmp_path, KEYS, examples=10)
     _complete(found)
     # A URL to PUT to is only had by following a link.
     assert found.accepted == _labels(small.url) - {"PUT /v1/uploads/{file}"}
@@ -113,7 +113,7 @@ def test_the_inference_host_is_as_described(small: Host, tmp_path: Path) -> None
 def test_what_follows_an_answer_is_as_described(
     small: Host, tmp_path: Path, operations: tuple[str, ...]
 ) -> None:
-    found = search(small.url, tmp_path, KEYS, examples=20, phases="stateful", operations=operations)
+    found = search(small.url, tmp_path, KEYS, examples=10, phases="stateful", operations=operations)
     _complete(found)
     assert found.followed >= WAYS[operations], (WAYS[operations] - found.followed, found.text)
 
