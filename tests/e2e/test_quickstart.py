@@ -1,4 +1,7 @@
-"""The quickstart, line by line, in every client it is written for, against a whole stack."""
+"""The quickstart, line by line, in every client it is written for, against a whole stack.
+
+And `orl batches create --wait`, which outlives its own death, and the server's.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -24,6 +28,7 @@ MODEL = "openrelay/gpt-oss-120b"
 REQUESTS = {"req-1": "Name three primary colors.", "req-2": "Name three prime numbers."}
 ANSWERS = {name: f"You asked: {asked}" for name, asked in REQUESTS.items()}
 ORL = f"{shlex.quote(sys.executable)} -P -m services.cli.orl"
+WAIT = f"exec {ORL} batches create --input-file slow.jsonl --endpoint {CHAT} --wait"
 TERMINAL = ("completed", "failed", "expired", "cancelled")
 
 
@@ -280,3 +285,45 @@ def test_orl_usage_shows_what_the_batch_cost(stack: Stack, work: Path) -> None:
     assert len(rows) == 1
     assert (rows[0]["requests"], rows[0]["tier"]) == (2, "expedited")
     assert rows[0]["cost_nano_usd"] == batch["usage"]["cost_nano_usd"] == 2 * (600 + 3600)
+
+
+def start_waiting(stack: Stack, work: Path) -> subprocess.Popen[str]:
+    """Start the command and return once it waits for its batch."""
+    process = subprocess.Popen(
+        ["bash", "-euc", WAIT],
+        cwd=work,
+        env=environment(stack, work),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    deadline = time.monotonic() + 60
+    while "in_progress" not in process.stderr.readline():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+    return process
+
+
+def batches(stack: Stack, work: Path) -> set[str]:
+    return {each["id"] for each in json.loads(sh(stack, work, f"{ORL} batches list --json")[0])["data"]}
+
+
+def test_orl_killed_while_it_waits_and_started_again(stack: Stack, work: Path) -> None:
+    before = batches(stack, work)
+    with start_waiting(stack, work) as first:
+        first.send_signal(signal.SIGKILL)
+        first.communicate()
+    out, err = sh(stack, work, WAIT)
+    assert "going on with batch_" in err
+    batch = json.loads(out)
+    assert batch["request_counts"] == {"total": 20, "completed": 20, "failed": 0}
+    assert batches(stack, work) - before == {batch["id"]}
+
+
+def test_the_api_dies_while_orl_waits(stack: Stack, work: Path) -> None:
+    with start_waiting(stack, work) as waiting:
+        stack.kill("api")
+        out, err = waiting.communicate(timeout=120)
+    assert waiting.returncode == 0, err
+    assert json.loads(out)["request_counts"] == {"total": 20, "completed": 20, "failed": 0}
