@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -13,6 +14,16 @@ from tests.support.warehouse import EmbeddedWarehouse
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("long", max_examples=100, stateful_step_count=30, deadline=None)
 settings.load_profile("repeatable")  # to search with other examples each time: --hypothesis-profile=long
+
+
+QUICK = {"architecture", "golden", "properties", "unit"}
+"""Folders whose files take seconds at the most."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Quick ones last, so that tests that run side by side end at the same time."""
+    here = Path(__file__).parent
+    items.sort(key=lambda item: item.path.relative_to(here).parts[0] in QUICK)
 
 
 @pytest.fixture(scope="session")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from schemas.batches import Status
 from schemas.facts import Priority
 from schemas.settings import Limits
 from streams.core.lifecycle import terminal_status
-from tests.stages.conftest import MakePipeline
+from tests.stages.conftest import LIMITS, MakePipeline
 from tests.support.check import check_batch, check_ledger
 from tests.support.pipeline import Pipeline, record
 from tests.support.simulator import Simulator
@@ -135,11 +137,11 @@ def test_one_call_has_one_time_limit(pipeline: MakePipeline, simulator: Simulato
 
 
 def test_overload_is_waited_for_and_is_no_attempt(pipeline: MakePipeline, simulator: Simulator) -> None:
-    stages = pipeline()
+    stages = pipeline(msgspec.structs.replace(LIMITS, max_attempts=2))
     stages.start(*ROLES)
-    output, _ = run(stages, [f"retry-after:0.2:7 wait {i}" for i in range(3)])
+    output, _ = run(stages, [f"retry-after:0.2:3 wait {i}" for i in range(3)])
     assert len(output) == 3
-    assert simulator.calls()["prompts"]["retry-after:0.2:7 wait 0"] == 8
+    assert simulator.calls()["prompts"]["retry-after:0.2:3 wait 0"] == 4
 
 
 def test_cancel_lets_running_calls_end_and_bills_only_them(

@@ -198,7 +198,7 @@ def test_large_results_of_tools_take_a_bounded_part_of_the_memory(
     assert grown <= 400
 
 
-@pytest.mark.parametrize(("sdk", "options"), [(1, ()), (2, ()), (2, ("stateless", "json"))])
+@pytest.mark.parametrize(("sdk", "options"), [(1, ()), (2, ("stateless", "json"))])
 def test_two_hundred_records_over_one_mcp_server(
     pipeline: MakePipeline, tmp_path: Path, sdk: int, options: tuple[str, ...]
 ) -> None:
