@@ -1,7 +1,7 @@
 FROM python:3.12-slim
 WORKDIR /opt/openrelay
-COPY requirements.lock ./
-RUN pip install --no-cache-dir --require-hashes -r requirements.lock
+COPY requirements.runtime.lock ./
+RUN pip install --no-cache-dir --require-hashes -r requirements.runtime.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY schemas schemas
 COPY streams streams

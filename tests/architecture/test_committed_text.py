@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 
+import pytest
+
 from tests.support.command import ROOT
 
 _REGISTRIES = (
@@ -32,10 +34,18 @@ def test_no_registry_host_and_no_path_of_a_machine() -> None:
             assert found is None, f"{name}: {found and found[0]}"
 
 
-def test_locked_packages_carry_hashes_and_no_place_to_get_them() -> None:
-    text = (ROOT / "requirements.lock").read_text("utf-8")
+@pytest.mark.parametrize("lock", ["requirements.lock", "requirements.runtime.lock"])
+def test_locked_packages_carry_hashes_and_no_place_to_get_them(lock: str) -> None:
+    text = (ROOT / lock).read_text("utf-8")
     assert "://" not in text
     pins = re.findall(
         r"^([\w.\-\[\]]+)==[^\n]*\\\n((?: +--hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", text, re.MULTILINE
     )
     assert len(pins) == len(re.findall(r"^[\w.\-\[\]]+==", text, re.MULTILINE)) > 50
+
+
+def test_what_runs_in_production_is_what_is_tested() -> None:
+    def pins(lock: str) -> set[str]:
+        return set(re.findall(r"^[\w.\-\[\]]+==[^ ;\n]+", (ROOT / lock).read_text("utf-8"), re.MULTILINE))
+
+    assert pins("requirements.runtime.lock") < pins("requirements.lock")
