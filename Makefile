@@ -26,6 +26,9 @@ up: $(READY)  ## everything on this machine, until interrupted
 demo: $(READY)  ## start everything, run a sample batch, show the results and the bill, stop
 	$(BIN)/python -m services.cli.demo
 
+# Hundreds of processes are started: what they run is compiled once, wherever else that is switched off.
+test test-faults: export PYTHONDONTWRITEBYTECODE :=
+
 test: $(READY)
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not faults and not cluster'
 
@@ -45,7 +48,10 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python -m tests.bench
 
+COMPILE := uv pip compile pyproject.toml --group build --universal --generate-hashes \
+  --python-version 3.11 --no-emit-index-url --no-header --quiet
+
 lock:  ## needs uv; after a change of dependencies, or of the broker's version in services/embedded/jars.py
-	uv pip compile pyproject.toml --group dev --group build --universal --generate-hashes \
-	  --python-version 3.11 --no-emit-index-url --no-header --quiet --output-file requirements.lock
+	$(COMPILE) --group dev --output-file requirements.lock
+	$(COMPILE) --constraint requirements.lock --output-file requirements.runtime.lock
 	$(BIN)/python -c 'from services.embedded import jars; jars.LOCK.write_text(jars.relock())'
