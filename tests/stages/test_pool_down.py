@@ -68,16 +68,19 @@ def test_the_pool_is_down_and_twenty_thousand_records_wait(
 def test_nothing_is_tried_again_before_the_time_the_server_asked_for(
     pipeline: MakePipeline, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Every record is refused once; meanwhile fewer calls are made at once, and none fails."""
+    """Every record is refused once; afterwards fewer calls are made at once, and none fails.
+
+    All are under way before the first is refused: whoever came later would be refused alone, one each pause.
+    """
     busy = Simulator(tmp_path_factory.mktemp("busy"))
-    busy.options = ("--call-log", str(busy.log), "--latency-ms", "50", "--concurrency", "500")
+    busy.options = ("--call-log", str(busy.log), "--latency-ms", "300", "--concurrency", "500")
     with busy:
         stages = pipeline(LIMITS, pool_url=busy.url, slots=SLOTS)
         stages.start("intake", "dispatch", "settle", "sink")
-        prompts = [f"retry-after:{REFUSED_S:g}:1 busy {i}" for i in range(100)]
+        prompts = [f"retry-after:{REFUSED_S:g}:1 busy {i}" for i in range(SLOTS)]
         batch = stages.create(record(f"r{i}", prompt) for i, prompt in enumerate(prompts))
         state = stages.wait_ended(batch)
-        check_batch(state, [f"r{i}" for i in range(100)], stages.lines(batch, "output"), [])
+        check_batch(state, [f"r{i}" for i in range(SLOTS)], stages.lines(batch, "output"), [])
         arrivals: dict[str, list[dict[str, Any]]] = {}
         for call in busy.logged(0.0):
             arrivals.setdefault(call["marker"], []).append(call)
