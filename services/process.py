@@ -106,8 +106,9 @@ def spawn(
 ) -> tuple[subprocess.Popen[bytes], int | None]:
     """Start a child that dies with this process; its output is appended to `log`.
 
-    Returns the process and, with `ready`, the reading end of its ready pipe (non-blocking): one line when
-    it serves, end of file when it died before. Call it from the main thread.
+    A SIGHUP waits until the child says `allow_hangup`. Returns the process and, with `ready`, the reading
+    end of its ready pipe (non-blocking): one line when it serves, end of file when it died before. Call it
+    from the main thread.
     """
     reading: int | None = None
     inherited: list[int] = []
@@ -132,7 +133,7 @@ def spawn(
                 cwd=cwd,
                 pass_fds=inherited if listener is None else [*inherited, listener.fileno()],
                 start_new_session=True,  # an interrupt at the terminal reaches the supervisor alone
-                preexec_fn=dies_with(os.getpid()),
+                preexec_fn=_before_program(os.getpid()),
             )
     except BaseException:
         if reading is not None:
@@ -142,6 +143,21 @@ def spawn(
         for handle in inherited:
             os.close(handle)
     return child, reading
+
+
+def _before_program(parent: int) -> Callable[[], None]:
+    dies = dies_with(parent)
+
+    def between_fork_and_exec() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+        dies()
+
+    return between_fork_and_exec
+
+
+def allow_hangup() -> None:
+    """There is a handler for SIGHUP now: let one come that was sent while there was none."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
 
 def dies_with(parent: int) -> Callable[[], None]:

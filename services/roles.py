@@ -13,7 +13,7 @@ import structlog
 import uvloop
 
 from schemas.settings import Settings
-from services.process import allow_open_files, signal_ready
+from services.process import allow_hangup, allow_open_files, signal_ready
 from services.settings import SettingsError
 from streams.blobs.stores import open_blobs
 
@@ -43,6 +43,7 @@ def dispatch(settings: Settings, slot: int, reread: Callable[[], Settings]) -> N
                 log.error("settings were not read again", error=str(error))
 
         loop.add_signal_handler(signal.SIGHUP, configure)
+        allow_hangup()
         _collect_seldom()
         await dispatcher.run(stopping, signal_ready)
 

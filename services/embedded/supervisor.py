@@ -42,6 +42,9 @@ BROKER_STOP_S = 5.0
 RESERVE_S = 4.0
 """Of `drain_s`, what is kept for the steps after the longest one."""
 LOG_CHECK_S = 30.0
+RELOAD_AGAIN_S = 5.0
+RELOAD_AGAIN_MOST_S = 60.0
+"""Settings that could not be taken are tried again after so long, and twice as long each time, up to this."""
 
 
 def run(config: Path | None, data: Path | None, *, port: int, control_port: int, dispatchers: int) -> None:
@@ -99,6 +102,8 @@ class Supervisor:
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._published = False
+        self._reloading = asyncio.Event()
+        self._reload_again_s = RELOAD_AGAIN_S
         # resolved once: a role that laid the variables over the settings again would undo a reload
         self._environ = {name: value for name, value in os.environ.items() if not is_setting(name)}
 
@@ -115,14 +120,14 @@ class Supervisor:
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         loop.add_signal_handler(signal.SIGTERM, self._end)
         loop.add_signal_handler(signal.SIGINT, self._end)
-        reload = asyncio.Event()
-        loop.add_signal_handler(signal.SIGHUP, reload.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reloading.set)
+        process.allow_hangup()
         try:
             await self._until_stopped(self._start())
             if not self._stop.is_set():
                 self._publish()
                 self._announce()
-                await self._until_stopped(self._serve(reload))
+                await self._until_stopped(self._serve())
         finally:
             self._connection_file.unlink(missing_ok=True)
             self._published = False
@@ -153,15 +158,15 @@ class Supervisor:
             role = Role("kafka", "kafka", tuple(command), self._ports.kafka, broker.explain)
             started.append(self._add(role))
         await self._all_ready(started)
-        await self._prepare()
+        await self._prepare(self._settings_file)
         roles = stages(self._ports, self._settings_file, self._dispatchers)
         await self._all_ready([self._add(role) for role in roles])
 
-    async def _prepare(self) -> None:
-        """Topics and tables, made by a process of its own."""
+    async def _prepare(self, settings: Path) -> None:
+        """Topics and tables, made by a process of its own. Raises StartFailed."""
         log = self._directory / "logs" / "migrate.log"
         log.unlink(missing_ok=True)
-        command = openrelay("migrate", "--config", str(self._settings_file))
+        command = openrelay("migrate", "--config", str(settings))
         child, _ = process.spawn(command, log=log, environ=self._environ, ready=False)
         loop = asyncio.get_running_loop()
         slow = loop.call_later(
@@ -196,13 +201,13 @@ class Supervisor:
             with contextlib.suppress(asyncio.CancelledError):
                 await everyone
 
-    async def _serve(self, reload: asyncio.Event) -> None:
+    async def _serve(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOG_CHECK_S):
-                    await reload.wait()
-            if reload.is_set():
-                reload.clear()
+                    await self._reloading.wait()
+            if self._reloading.is_set():
+                self._reloading.clear()
                 await self._reload()
             for child in self._children:
                 child.limit_log()
@@ -210,7 +215,8 @@ class Supervisor:
     async def _reload(self) -> None:
         """Read the settings again and have the roles take them: at once, or by another process of each.
 
-        Faulty settings are reported and change nothing.
+        Faulty settings are reported and change nothing. So are those that have no topics and tables yet,
+        because the broker or the warehouse cannot be asked or has others: these are tried again.
         """
         try:
             tree = read_tree(self._config, os.environ)
@@ -221,9 +227,22 @@ class Supervisor:
         if (resolved.kafka, resolved.warehouse) != (self._resolved.kafka, self._resolved.warehouse):
             _say("the settings were not read again: to change broker or warehouse, stop and start")
             return
+        coming = self._settings_file.with_suffix(".next.json")
+        write(_for_roles(resolved.settings), coming)
+        try:
+            await self._prepare(coming)
+        except StartFailed as error:
+            coming.unlink()
+            again_s, self._reload_again_s = (
+                self._reload_again_s,
+                min(2 * self._reload_again_s, RELOAD_AGAIN_MOST_S),
+            )
+            _say(f"the settings were not read again, which is tried once more in {again_s:g} s: {error}")
+            asyncio.get_running_loop().call_later(again_s, self._reloading.set)
+            return
+        self._reload_again_s = RELOAD_AGAIN_S
+        os.replace(coming, self._settings_file)
         self._resolved = resolved
-        write(_for_roles(resolved.settings), self._settings_file)
-        await self._prepare()
         drain_s = resolved.settings.limits.drain_s
         readers = [child for child in self._children if child.role.reads_settings]
         for child in readers:

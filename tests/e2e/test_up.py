@@ -325,6 +325,46 @@ def test_settings_are_read_again(configured: Stack) -> None:
     assert json.loads(settings.read_text())["limits"]["max_attempts"] == 5
 
 
+def test_settings_that_cannot_be_taken_now_change_nothing_and_are_tried_again(configured: Stack) -> None:
+    """The broker has other partitions, the warehouse is away: everybody runs on as before."""
+    settings = configured.directory / "data" / "run" / "settings.json"
+    before, pids = settings.read_text(), configured.connection["pids"]
+    config = _config()
+    config["kafka"] = {"partitions": 99}
+    configured.configure(config)
+    configured.up.send_signal(signal.SIGHUP)
+    configured.until(lambda: "which cannot be" in configured.said, "nothing was said", 60)
+    assert settings.read_text() == before
+    assert configured.connection["pids"] == pids
+
+    done = configured.said.count("the settings were read again")
+    del config["kafka"]
+    config["organizations"].append({"id": "org_later", "api_keys": ["or_later_key_0123456789"]})
+    configured.configure(config)
+    configured.kill("warehouse")
+    configured.up.send_signal(signal.SIGHUP)
+    configured.until(
+        lambda: configured.said.count("the settings were read again") > done, "they were not read", 90
+    )
+    url = f"{configured.connection['base_url']}/models"
+    configured.until(lambda: _allowed(url, "or_later_key_0123456789"), "the new key is not known", 30)
+
+
+def _since(log: Path, pid: int) -> str:
+    """What the process wrote, in a log that others wrote to before."""
+    return "\n".join(line for line in log.read_text().splitlines() if f'"pid": {pid}' in line)
+
+
+def test_a_dispatcher_that_starts_takes_settings_that_come_meanwhile(configured: Stack) -> None:
+    """A hangup waits until there is somebody who hears it."""
+    for _ in range(3):
+        configured.kill("dispatch")
+        configured.send("dispatch", signal.SIGHUP)
+    log = configured.directory / "data" / "logs" / "dispatch.log"
+    configured.until(lambda: "settings read again" in _since(log, configured.pid("dispatch")), "not read", 60)
+    assert "ended by SIGHUP" not in configured.said
+
+
 class Caller:
     """Asks again and again, in a thread; counts what it is answered: statuses, or names of exceptions."""
 
