@@ -73,7 +73,7 @@ def consumer(kafka: Kafka, client_id: str, group: str) -> dict[str, Any]:
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         "auto.offset.reset": "earliest",
-        "fetch.wait.max.ms": 100,
+        "fetch.wait.max.ms": 500,
         "fetch.error.backoff.ms": 100,
         "fetch.queue.backoff.ms": 5,
         "fetch.message.max.bytes": 1024 * 1024,
