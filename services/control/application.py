@@ -89,7 +89,7 @@ def routes(settings: Settings, board: Board) -> Router:
         return _json(PriceList(prices.current(settings)))
 
     async def get_lag(request: Request) -> Response:
-        return _json(LagList(by_topic(await _lags(admin, settings))))
+        return _json(LagList(by_topic(await _lags(admin))))
 
     async def get_keys(request: Request) -> Response:
         operators_only(request.state.principal)
@@ -103,7 +103,7 @@ def routes(settings: Settings, board: Board) -> Router:
         shown = await ask(settings)
         lags = None
         with suppress(Refusal):
-            lags = by_topic(await _lags(admin, settings))
+            lags = by_topic(await _lags(admin))
         now_ms = time.time_ns() // 1_000_000
         found = overview(board, shown, lags, whose_batches(request.state.principal), now_ms)
         return HTMLResponse(page(found), headers=HEADERS)
@@ -112,7 +112,7 @@ def routes(settings: Settings, board: Board) -> Router:
         """Those of every role; when the broker does not answer, without lag."""
         lags: list[PartitionLag] = []
         with suppress(Refusal):
-            lags = await _lags(admin, settings)
+            lags = await _lags(admin)
         shown = await ask(settings)
         catalogue.ROLE_UP.clear()
         for role in shown:
@@ -160,9 +160,9 @@ def routes(settings: Settings, board: Board) -> Router:
     )
 
 
-async def _lags(admin: Admin, settings: Settings) -> list[PartitionLag]:
+async def _lags(admin: Admin) -> list[PartitionLag]:
     try:
-        return await asyncio.to_thread(partition_lags, admin, settings)
+        return await asyncio.to_thread(partition_lags, admin)
     except KafkaFailed as error:
         log.warning("lag: %s", error)
         raise unavailable("The broker does not answer; try again shortly.") from error

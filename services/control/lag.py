@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from schemas import topics
-from schemas.settings import Settings
 from streams.kafka.admin import Admin
 
 
@@ -33,23 +32,23 @@ class Lag(msgspec.Struct, frozen=True):
     lag: int
 
 
-def groups(settings: Settings) -> dict[str, list[str]]:
-    """The consumer groups and what each reads to its end."""
+def groups(admin: Admin) -> dict[str, list[str]]:
+    """The consumer groups and what each reads to its end; also for models that the settings do not name."""
     return {
-        "dispatch": [topics.requests_name(model) for model in settings.models],
+        "dispatch": admin.topics(topics.REQUESTS_PREFIX),
         "settle": [topics.RESULTS],
         "sink": [topics.OUTPUTS, topics.ERRORS],
         "meter": [topics.USAGE, topics.BATCHES],
     }
 
 
-def partition_lags(admin: Admin, settings: Settings) -> list[PartitionLag]:
+def partition_lags(admin: Admin) -> list[PartitionLag]:
     """Committed offsets first, then end offsets, so that a lag is never too small.
 
     Blocks for a few round trips; raises KafkaFailed.
     """
     found = []
-    for group, names in groups(settings).items():
+    for group, names in groups(admin).items():
         counts = admin.partitions(names)
         places = [(name, number) for name, count in counts.items() for number in range(count)]
         committed = admin.committed(group, places)

@@ -146,7 +146,7 @@ def _compare_warehouse(
     finally:
         client.close()
     if faults.count > before:
-        behind = sum(row.lag for row in partition_lags(log.admin, settings) if row.group == "meter")
+        behind = sum(row.lag for row in partition_lags(log.admin) if row.group == "meter")
         if behind:
             notes.append(f"the meter is {behind} messages behind: ask again when it has caught up")
 

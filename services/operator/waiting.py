@@ -26,7 +26,7 @@ class Waiting(msgspec.Struct, frozen=True):
 def waiting(settings: Settings) -> list[Waiting]:
     """Every partition that any group reads. Blocks; raises KafkaFailed."""
     with Log(settings.kafka) as log:
-        return [_waiting(log, row) for row in partition_lags(log.admin, settings)]
+        return [_waiting(log, row) for row in partition_lags(log.admin)]
 
 
 def _waiting(log: Log, row: PartitionLag) -> Waiting:

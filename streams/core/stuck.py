@@ -3,8 +3,8 @@
 A position of a lane is unread, read and waiting (for a slot or for its next try), running, or finished. One
 that was read and is none of the others is lost: it will not run before its partition changes hands. And when
 nothing of a lane starts although slots are free and nothing forbids it, its records are passed over, or were
-running at two crashes and wait to run alone. All this is true for a moment all the time, so only what stays
-true for long is reported.
+running at two crashes and wait to run alone; and a model without servers runs nothing. All this is true for a
+moment all the time, so only what stays true for long is reported.
 """
 
 from __future__ import annotations
@@ -17,18 +17,21 @@ from streams.core.lanes import Lane
 
 LOST = "read and neither waiting, running nor finished"
 PASSED_OVER = "not started although slots are free"
+UNSERVED = "its model has no server in the settings"
 RUNS_ALONE = "its dispatcher crashed under it more than once: it waits to run alone"
 
 
 class Sight(NamedTuple):
     """A lane at one look. `waiting` are the positions that were read and wait.
 
-    `could_start`: at this moment slots are free, and nothing forbids to start the lane's records.
+    `could_start`: at this moment slots are free, and nothing forbids to start the lane's records. `served`:
+    the model has servers, though they may be busy or out.
     """
 
     lane: Lane
     waiting: frozenset[int]
     could_start: bool
+    served: bool = True
 
 
 class Stuck(NamedTuple):
@@ -63,7 +66,7 @@ class StuckDetector:
                 if now - since > after_s:
                     found.append(Stuck(lane.batch, lane.partition, position, 1, now - since, LOST))
             unstarted = [p for p in (lane.next_unread, *sight.waiting) if p is not None]
-            if not (unstarted or lane.apart) or not sight.could_start:
+            if not (unstarted or lane.apart) or (sight.served and not sight.could_start):
                 continue
             starts, since = self._idle.get(key, (lane.starts, now))
             idle[key] = (lane.starts, since if starts == lane.starts else now)
@@ -71,11 +74,11 @@ class StuckDetector:
                 seconds = now - idle[key][1]
                 if unstarted:
                     records = lane.unread_count + len(sight.waiting)
-                    found.append(
-                        Stuck(lane.batch, lane.partition, min(unstarted), records, seconds, PASSED_OVER)
-                    )
+                    reason = PASSED_OVER if sight.served else UNSERVED
+                    found.append(Stuck(lane.batch, lane.partition, min(unstarted), records, seconds, reason))
                 if lane.apart:
                     first, records = min(lane.apart), len(lane.apart)
-                    found.append(Stuck(lane.batch, lane.partition, first, records, seconds, RUNS_ALONE))
+                    reason = RUNS_ALONE if sight.served else UNSERVED
+                    found.append(Stuck(lane.batch, lane.partition, first, records, seconds, reason))
         self._lost, self._idle = lost, idle
         return found

@@ -109,7 +109,6 @@ class Dispatcher:
     def _apply(self, settings: Settings) -> None:
         self._settings = settings
         self._starts.configure(settings)
-        self._models = {topics.requests_name(model): model for model in settings.models}
         for name, model in settings.models.items():
             if name in self._pools:
                 self._pools[name].configure(model.pools)
@@ -118,8 +117,6 @@ class Dispatcher:
                 self._schedules[name] = Schedule()
         for name in self._pools.keys() - settings.models.keys():
             self._pools[name].configure(())
-        for job in self._jobs.values():
-            self._name_model(job)
         self._partitions.divide(
             {topics.requests_name(name): self._pools[name].least_slots for name in settings.models}
         )
@@ -226,20 +223,14 @@ class Dispatcher:
             return
         job = self._jobs.get(batch)
         if job is None:
-            job = self._jobs[batch] = Job(batch, state)
-            self._name_model(job)
+            assert state.created.model is not None, "its records name one"
+            job = self._jobs[batch] = Job(batch, state, state.created.model)
         job.state = state
         for partition, runs in state.enqueued.extents.items():
             self._partitions.note_end((state.enqueued.topic, partition), runs[-1][1] + 1)
         self._open_lanes(job)
         if state.cancelled:
             self._begin_close(job, "cancelled")
-
-    def _name_model(self, job: Job) -> None:
-        """Which model it is; the settings may come to know it later than the batch is there."""
-        enqueued = job.state.enqueued
-        assert enqueued is not None
-        job.model = job.model or self._models.get(enqueued.topic, "")
 
     def _drop(self, batch: BatchId) -> None:
         """The batch has its verdicts: stop what still runs, forget it, remove its done-sets."""
@@ -348,7 +339,7 @@ class Dispatcher:
             if lane.crashes and not lane.acked_upto:
                 metrics.CRASHED_LANES.inc()
                 log.warning(
-                    "records were running at a crash",
+                    "records may have been running at a crash",
                     batch=job.batch,
                     partition=partition,
                     crashes=lane.crashes,

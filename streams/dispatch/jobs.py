@@ -67,10 +67,10 @@ class Turn:
 class Job:
     """A batch with work in our partitions, or soon to have some."""
 
-    def __init__(self, batch: BatchId, state: BatchState) -> None:
+    def __init__(self, batch: BatchId, state: BatchState, model: str) -> None:
         self.batch = batch
         self.state = state
-        self.model = ""
+        self.model = model
         self.lanes: dict[int, Lane] = {}
         """By request partition; only partitions we own."""
         self.ready: deque[Work] = deque()
@@ -89,10 +89,6 @@ class Job:
         """Calls were stopped: a record whose call was ends as expired."""
         self.closed: set[int] = set()
         """Partitions for which `closed` was sent."""
-
-    @property
-    def result_partition_key(self) -> str:
-        return self.batch
 
     def unread(self) -> list[Lane]:
         return [lane for lane in self.lanes.values() if lane.anything_unread]

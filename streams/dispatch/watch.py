@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 
 import structlog
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter as Count
+from prometheus_client import Histogram
 
 from schemas.ids import BatchId
 from streams import metrics
@@ -44,6 +46,8 @@ class Watch:
         self._detector = StuckDetector()
         self._named: set[tuple[BatchId, int, int]] = set()
         self._endpoints: set[tuple[str, str]] = set()
+        self._models: set[str] = set()
+        """Those of the settings and of batches, now or before."""
         self._next_look = 0.0
 
     def look(self, now: float, after_s: float, *, unacked_bytes: int) -> None:
@@ -72,16 +76,15 @@ class Watch:
         self._endpoints = shown
 
     def _show_records(self) -> None:
-        ready, batches = dict.fromkeys(self._pools, 0), dict.fromkeys(self._pools, 0)
-        retrying = dict.fromkeys(self._pools, 0)
+        ready, batches, retrying = Counter[str](), Counter[str](), Counter[str]()
         for job in self._jobs.values():
-            if job.lanes and job.model in self._pools:
+            if job.lanes:
                 ready[job.model] += len(job.ready)
                 batches[job.model] += 1
         for *_, job in self._retries:
-            if job.model in retrying:
-                retrying[job.model] += 1
-        for model in self._pools:
+            retrying[job.model] += 1
+        self._models.update(self._pools, batches, retrying)
+        for model in self._models:
             metrics.READY.labels(model).set(ready[model])
             metrics.OPEN_BATCHES.labels(model).set(batches[model])
             metrics.RETRYING.labels(model).set(retrying[model])
@@ -99,18 +102,17 @@ class Watch:
         for job in self._jobs.values():
             if job.closing is not None:
                 continue
-            could_start = self._may_start(job)
+            could_start, pool = self._may_start(job), self._pools.get(job.model)
+            served = pool is not None and bool(pool.endpoints)
             for partition, lane in job.lanes.items():
-                yield Sight(lane, frozenset(waiting.get((job.batch, partition), ())), could_start)
+                yield Sight(lane, frozenset(waiting.get((job.batch, partition), ())), could_start, served)
 
     def _show_stuck(self, stuck: list[Stuck]) -> None:
-        counts = dict.fromkeys(self._pools, 0)
+        counts = Counter[str]()
         for each in stuck:
-            model = self._jobs[each.batch].model
-            if model in counts:
-                counts[model] += each.records
-        for model, count in counts.items():
-            metrics.STUCK.labels(model).set(count)
+            counts[self._jobs[each.batch].model] += each.records
+        for model in self._models:
+            metrics.STUCK.labels(model).set(counts[model])
         found = {(each.batch, each.partition, each.position): each for each in stuck}
         for key in sorted(found.keys() - self._named)[:MOST_NAMED]:
             each = found[key]
@@ -133,7 +135,7 @@ def count_call(model: str, outcome: Outcome, seconds: float) -> None:
 
 
 @cache
-def _calls(model: str, outcome: str) -> Counter:
+def _calls(model: str, outcome: str) -> Count:
     """Looking a counter up by its labels takes longer than counting."""
     return metrics.CALLS.labels(model, outcome)
 

@@ -11,6 +11,7 @@ from schemas.ids import BatchId
 from schemas.settings import Pool, Settings
 from services.operator.audit import audit
 from services.operator.telling import lines
+from streams.core.stuck import UNSERVED
 from streams.kafka.admin import create_topics
 from tests.stages.conftest import LIMITS, MakePipeline
 from tests.stages.test_crash_points import wait_for_end
@@ -160,6 +161,7 @@ def test_suspects_of_a_model_that_is_not_in_the_settings_wait(
     for _ in range(2):
         stages.start("dispatch")
         check_fresh(stages, fresh(stages))
+        until(lambda: UNSERVED in stages.tail("dispatch"), 30, lambda: stages.tail("dispatch"))
         assert stages.children["dispatch"].poll() is None, stages.tail("dispatch")
         stages.kill("dispatch")
     stages.start("dispatch")

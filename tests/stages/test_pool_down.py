@@ -28,7 +28,7 @@ REFUSED_S = 3.0
 
 def lag(stages: Pipeline, admin: Admin) -> int:
     topic = requests_name(MODEL)
-    return sum(each.lag for each in partition_lags(admin, stages.settings) if each.topic == topic)
+    return sum(each.lag for each in partition_lags(admin) if each.topic == topic)
 
 
 @pytest.mark.faults

@@ -38,7 +38,7 @@ def own_warehouse(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded
 
 def unmetered(stages: Pipeline, admin: Admin) -> int:
     """Messages of usage that the meter has not finished."""
-    lags = by_topic(partition_lags(admin, stages.settings))
+    lags = by_topic(partition_lags(admin))
     return sum(each.lag for each in lags if (each.group, each.topic) == ("meter", topics.USAGE))
 
 

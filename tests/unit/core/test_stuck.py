@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from schemas.ids import BatchId
 from streams.core.lanes import Lane
-from streams.core.stuck import LOST, PASSED_OVER, RUNS_ALONE, Sight, Stuck, StuckDetector
+from streams.core.stuck import LOST, PASSED_OVER, RUNS_ALONE, UNSERVED, Sight, Stuck, StuckDetector
 
 AFTER_S = 10.0
 BATCH = BatchId("batch_1")
@@ -124,3 +124,16 @@ def test_suspects_that_never_get_to_run_alone_are_named_with_the_reason() -> Non
     assert look(detector, before, 111.0, could=True) == [
         Stuck(BATCH, 3, 0, before.started_upto, 11.0, RUNS_ALONE)
     ]
+
+
+def test_records_of_a_model_without_servers_are_stuck() -> None:
+    """Whether they were read or not; those of one whose servers are busy or out are not."""
+    detector, one = StuckDetector(), lane()
+    one.next_read(8)
+    for now in (0.0, AFTER_S + 1):
+        found = detector.look(
+            [Sight(one, frozenset(range(8)), could_start=False, served=False)], now, AFTER_S
+        )
+    assert [(each.position, each.records, each.reason) for each in found] == [(0, 20, UNSERVED)]
+    for now in (0.0, AFTER_S + 1):
+        assert StuckDetector().look([Sight(one, frozenset(range(8)), could_start=False)], now, AFTER_S) == []

@@ -36,7 +36,7 @@ class Bench:
     def __init__(self) -> None:
         self.notes = Notes()
         self.tasks: list[asyncio.Task[None]] = []
-        self.job = Job(BatchId("batch_x"), BatchState())
+        self.job = Job(BatchId("batch_x"), BatchState(), "m")
         self.handled: list[tuple[int, int]] = []
         self.careful = Careful(
             {self.job.batch: self.job},
