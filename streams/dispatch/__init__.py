@@ -15,7 +15,7 @@ What happens to a record here, and what is true if the process dies between two 
       dies: the call is lost and made again
 3. the result is produced to `results`, in the batch's partition
       dies unacknowledged: as 2, and if it did arrive the arbiter drops the second result
-4. the acknowledged position is set in the done-set, written at most 50 ms later
+4. the acknowledged position is set in the done-set, written at most a quarter of a second later
       dies in between: as 3
 5. when a batch is cancelled or expired, and none of its records runs here any more, `closed` follows the
    last result of each of our partitions

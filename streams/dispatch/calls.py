@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import uuid
 from typing import Any
 
@@ -121,4 +122,9 @@ def failed(work: Work, code: str, message: str) -> Failed:
 
 
 def _request_id(reply: Reply) -> str:
-    return reply.request_id or f"req_{uuid.uuid4().hex}"
+    return reply.request_id or new_request_id()
+
+
+def new_request_id() -> str:
+    """For an answer whose server named none; unique, and no secret."""
+    return f"req_{random.getrandbits(128):032x}"

@@ -23,8 +23,11 @@ from streams.kafka.messages import Delivery
 from streams.kafka.producer import AsyncProducer
 from streams.kafka.reader import PositionReader
 
-WRITE_EVERY_S = 0.05
-"""A done-set is at most this far behind the acknowledged results."""
+WRITE_EVERY_S = 0.25
+"""A done-set is at most this far behind the acknowledged results, which are read from there on anyway."""
+
+WRITE_SOON_S = 0.05
+"""The same for what stands in no result: attempts that failed."""
 
 READ_TIMEOUT_S = 60.0
 
@@ -49,7 +52,7 @@ class DoneLog:
         self._admin = Admin(kafka, f"openrelay-{instance}-done-offsets")
         self._loop = asyncio.get_running_loop()
         self._dirty: set[Lane] = set()
-        self._write_due = False
+        self._writing: asyncio.TimerHandle | None = None
         self._reservations: dict[Lane, asyncio.Future[None]] = {}
         self.steps: dict[tuple[BatchId, int], list[tuple[int, Step]]] = {}
         """By batch and request partition: steps of workflows that `read` found, with offsets, in order."""
@@ -149,12 +152,14 @@ class DoneLog:
         self._send(lane, lane.done_set(clean=False)).add_done_callback(acknowledged)
         return covered
 
-    def changed(self, lane: Lane) -> None:
-        """Something more is finished: write it down soon."""
+    def changed(self, lane: Lane, within_s: float = WRITE_EVERY_S) -> None:
+        """Something more is finished, or was tried: write it down."""
         self._dirty.add(lane)
-        if not self._write_due:
-            self._write_due = True
-            self._loop.call_later(WRITE_EVERY_S, self._write_changed)
+        if self._writing is not None:
+            if self._writing.when() <= self._loop.time() + within_s:
+                return
+            self._writing.cancel()
+        self._writing = self._loop.call_later(within_s, self._write_changed)
 
     async def leave(self, lanes: Iterable[Lane]) -> None:
         """Nothing runs there any more: say so, and return when it is acknowledged."""
@@ -171,7 +176,7 @@ class DoneLog:
         self._reservations.pop(lane, None)
 
     def _write_changed(self) -> None:
-        self._write_due = False
+        self._writing = None
         dirty, self._dirty = self._dirty, set()
         for lane in dirty:
             self._send(lane, lane.done_set(clean=False))

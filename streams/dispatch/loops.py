@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -39,7 +38,7 @@ from streams.core.toolconfig import ToolConfig, WorkflowConfig, decode_openrelay
 from streams.core.toolloop import Done, ToolLoop
 from streams.core.workflow import Completed, Ended, Malformed, Request, Run, Workflow
 from streams.crashpoints import passing
-from streams.dispatch.calls import BodyStore, answered, body_for, failed, result_of
+from streams.dispatch.calls import BodyStore, answered, body_for, failed, new_request_id, result_of
 from streams.dispatch.jobs import Job, Tries, Turn, Work
 from streams.dispatch.memory import MAX_CONVERSATION_BYTES, Hold, Memory, TooLarge
 from streams.dispatch.runner import Runner
@@ -398,7 +397,7 @@ class Loops:
             custom_id=request.custom_id,
             origin=work.origin,
             status_code=200,
-            request_id=f"req_{uuid.uuid4().hex}",
+            request_id=new_request_id(),
             billed=flow.billed,
             **await self._store.answer(
                 request.batch,

@@ -15,7 +15,7 @@ from streams.core.answers import Answer
 from streams.core.judge import Again, End, Outcome, Reply, Server, foreign_404, judge
 from streams.crashpoints import passing
 from streams.dispatch.calls import BodyStore, body_for, named, result_of
-from streams.dispatch.done import DoneLog
+from streams.dispatch.done import WRITE_SOON_S, DoneLog
 from streams.dispatch.jobs import Job, Tries, Work
 from streams.dispatch.large import Large
 from streams.dispatch.memory import Memory
@@ -60,7 +60,7 @@ class Runner:
         if end.attempt:
             work.lane.failed(work.position, work.attempts)
             if job.lanes.get(work.lane.partition) is work.lane:
-                self._done.changed(work.lane)
+                self._done.changed(work.lane, WRITE_SOON_S)
         return end
 
     def large(self, job: Job) -> Large:

@@ -62,9 +62,10 @@ async def any_size(size: int) -> None:
 
 
 class OpenAIClient:
-    """One connection pool for all endpoints of a process. Use within one event loop."""
+    """One connection pool for all endpoints of a process. Construct it inside the running loop."""
 
     def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self._session = aiohttp.ClientSession(
             connector=Connector(keepalive_timeout=KEEP_ALIVE_S, on_surplus=_warn),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
@@ -82,7 +83,7 @@ class OpenAIClient:
 
     def give_up(self, endpoint: Endpoint) -> None:
         """The server is sick: end the calls that run there, as broken."""
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         for scope in self._calls.get(endpoint, ()):
             if not scope.expired():
                 self._given_up.add(scope)
@@ -108,7 +109,7 @@ class OpenAIClient:
         if isinstance(body, LargeBody):
             headers = {**headers, "Content-Length": str(body.size)}
         url = endpoint.base_url + route.removeprefix("/v1")
-        scope = asyncio.timeout(timeout_s)
+        scope = asyncio.Timeout(self._loop.time() + timeout_s)
         running = self._calls.setdefault(endpoint, set())
         running.add(scope)
         try:
