@@ -24,6 +24,7 @@ What happens to a record here, and what is true if the process dies between two 
 jobs        one open batch: its state, its lanes (see `streams.core.lanes`), its tasks
 backlog     records read ahead and waiting: bounded in records and bytes
 calls       one record from its body to its result
+lull        answers of a burst are all taken before the first is read
 large       room for bodies and answers of more than 256 KiB
 loops       records that are more than one call: tools between the model's turns, and workflows
 starts      what goes into a free slot

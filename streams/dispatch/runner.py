@@ -18,6 +18,7 @@ from streams.dispatch.calls import BodyStore, body_for, named, result_of
 from streams.dispatch.done import WRITE_SOON_S, DoneLog
 from streams.dispatch.jobs import Job, Tries, Work
 from streams.dispatch.large import Large
+from streams.dispatch.lull import Lull
 from streams.dispatch.memory import Memory
 from streams.dispatch.results import Results
 from streams.dispatch.watch import count_call
@@ -46,6 +47,7 @@ class Runner:
         self._done = done
         self._results = results
         self._large = Memory()
+        self._lull = Lull()
         self._loop = asyncio.get_running_loop()
 
     async def call(self, job: Job, work: Work, pool: ModelPool, slot: Slot) -> Answered | Failed | Again:
@@ -114,12 +116,8 @@ class Runner:
         finally:
             slot.release()
         if isinstance(outcome, Reply) and 200 <= outcome.status < 300:
-            # The next call leaves before this answer is read: many answers come at once, and while they are
-            # read one after the other their slots would stand empty. In one turn of the loop all that came
-            # start calls, in the next those leave, in the third the answers are read.
             self.on_free_slot()
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
+            await self._lull.wait()
         if self.must_wait(work):
             await self.wait(job, work)
         passing("dispatch.called")

@@ -16,7 +16,7 @@ from tests.stages.conftest import LIMITS, MakePipeline
 from tests.support.check import check_batch, check_ledger
 from tests.support.pipeline import Pipeline, record
 from tests.support.simulator import Simulator
-from tests.support.until import until
+from tests.support.until import SLACK_S, until
 from tests.support.warehouse import EmbeddedWarehouse
 
 RECORDS = 300
@@ -284,7 +284,7 @@ def test_a_storm_of_rebalances(pipeline: MakePipeline, simulator: Simulator) -> 
             else:
                 stages.start(name)
                 present.add(name)
-        until(lambda seen=seen: simulator.calls()["count"] > seen, 10, "progress has stopped")  # type: ignore[misc]
+        until(lambda seen=seen: simulator.calls()["count"] > seen, 10 + SLACK_S, "progress has stopped")  # type: ignore[misc]
         time.sleep(1)  # the pace of the storm
     state = stages.wait_ended(batch)
     check_batch(state, [f"r{i}" for i in range(8_000)], stages.lines(batch, "output"), [])
