@@ -32,7 +32,7 @@ from services.api.uploads import Uploads
 from services.api.uses import Uses
 from services.api.validation import Validation
 from services.api.writing import FactWriter
-from services.process import allow_open_files, inherited_listener, listen, signal_ready
+from services.process import CannotStart, allow_open_files, inherited_listener, listen, signal_ready
 from streams.blobs import PutUrls, open_blobs
 from streams.intake import Intake
 from streams.kafka.producer import AsyncProducer
@@ -60,6 +60,16 @@ def run(settings: Settings, host: str, port: int) -> None:
         listener.close()
 
 
+def _put_urls(settings: Settings) -> PutUrls | None:
+    """What signs URLs of the bucket, if they are wanted. Raises CannotStart without anything to sign with."""
+    if settings.storage.presigned_puts == "api":
+        return None
+    try:
+        return PutUrls(settings.storage)
+    except ValueError as error:
+        raise CannotStart(str(error)) from error
+
+
 async def _serve(settings: Settings, listener: socket.socket, *, succeeds: bool) -> None:
     """With `succeeds` this process takes the place of another, which may not have ended yet."""
     blobs = open_blobs(settings.storage)
@@ -76,7 +86,7 @@ async def _serve(settings: Settings, listener: socket.socket, *, succeeds: bool)
         uploads=Uploads(blobs, threads, facts, settings.limits),
         uses=Uses(model, facts),
         signer=Signer(settings.secrets),
-        put_urls=PutUrls(settings.storage) if settings.storage.presigned_puts == "bucket" else None,
+        put_urls=_put_urls(settings),
         validation=Validation(settings.storage),
     )
     creation = Creation(parts)
