@@ -151,7 +151,8 @@ class Careful:
             self._calm.clear()
             try:
                 await asyncio.sleep(LOOK_EVERY_S)  # for what is being handled
-                await self._name(work)
+                if self._owned(job, work.lane):  # else it is another dispatcher's to name
+                    await self._name(work)
                 running = [task for task, other in job.running.items() if other is work]
                 if not named.done():
                     named.set_result(None)

@@ -153,3 +153,15 @@ async def test_a_suspect_that_is_stopped_before_its_turn_leaves_nobody_waiting()
     assert bench.handled == [(0, 0), (0, 0)]
     assert not bench.careful.alone
     assert lane.probing is None
+
+
+async def test_a_suspect_of_a_lane_that_was_taken_away_is_not_named() -> None:
+    """What the lane's next owner writes of it would be overwritten."""
+    bench = Bench()
+    lane = bench.lane(0, crashes=2)
+    bench.answer(lane, 0)
+    del bench.job.lanes[0]
+    await bench.end()
+    assert bench.handled == [(0, 0), (0, 0)]
+    assert bench.notes.named == []
+    assert not bench.careful.alone
