@@ -216,7 +216,7 @@ class Supervisor:
         """Read the settings again and have the roles take them: at once, or by another process of each.
 
         Faulty settings are reported and change nothing. So are those that have no topics and tables yet,
-        because the broker or the warehouse cannot be asked or has others: these are tried again.
+        because the broker, the warehouse or the disk does not do it now: these are tried again.
         """
         try:
             tree = read_tree(self._config, os.environ)
@@ -228,11 +228,11 @@ class Supervisor:
             _say("the settings were not read again: to change broker or warehouse, stop and start")
             return
         coming = self._settings_file.with_suffix(".next.json")
-        write(_for_roles(resolved.settings), coming)
         try:
+            write(_for_roles(resolved.settings), coming)
             await self._prepare(coming)
-        except StartFailed as error:
-            coming.unlink()
+        except (StartFailed, OSError) as error:
+            coming.unlink(missing_ok=True)
             again_s, self._reload_again_s = (
                 self._reload_again_s,
                 min(2 * self._reload_again_s, RELOAD_AGAIN_MOST_S),
