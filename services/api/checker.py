@@ -21,8 +21,7 @@ import msgspec
 from schemas.settings import Storage
 from services.api.checking import Check, LayOut, Open, Opened, Verdict, Written, check, lay_out, open_request
 from services.api.inline import TooManyItems
-from streams.blobs import BlobMissing, Blobs, open_blobs
-from streams.blobs.port import is_full
+from streams.blobs import BlobMissing, Blobs, open_blobs, why_failed
 from streams.core.strictjson import NotJson
 from streams.core.validate import TooManyRecords, UnsupportedEncoding
 
@@ -38,7 +37,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Fault(msgspec.Struct, frozen=True, tag="fault"):
-    """The input cannot be used: `missing`, `utf16`, `too_many`, `not_json`; or the storage is `full`."""
+    """The input cannot be used: `missing`, `utf16`, `too_many`, `not_json`; or the `storage` fails."""
 
     kind: str
     message: str = ""
@@ -132,9 +131,9 @@ def _run(job: Job, fds: list[int], stores: dict[str, Blobs]) -> Outcome:
         return Fault("too_many")
     except NotJson as error:
         return Fault("not_json", str(error))
-    except OSError as error:
-        if is_full(error):
-            return Fault("full", str(error))
+    except Exception as error:
+        if (why := why_failed(error)) is not None:
+            return Fault("storage", why)
         raise
 
 

@@ -264,15 +264,15 @@ class Creation:
 
     async def _discard(self, organization: OrganizationId, attempt: _Attempt) -> None:
         """Remove what an attempt that came to nothing has made."""
-        blobs, run = self._parts.blobs, self._parts.threads.run
-        await run(blobs.delete, attempt.input)
-        await run(blobs.delete, attempt.rejected)
+        uploads = self._parts.uploads
+        await uploads.discard(attempt.input)
+        await uploads.discard(attempt.rejected)
         if not attempt.inline:
             return
-        await run(blobs.delete, attempt.pending)
-        if await run(blobs.exists, f"uploads/{attempt.file}"):
+        await uploads.discard(attempt.pending)
+        if await uploads.may_exist(f"uploads/{attempt.file}"):
             fact = FileDeleted(file=attempt.file, organization=organization)
             await self._parts.facts.append(
                 topics.FILES, f"{attempt.file}:deleted", msgspec.json.encode(fact), 0
             )
-            await run(blobs.delete, f"uploads/{attempt.file}")
+            await uploads.discard(f"uploads/{attempt.file}")

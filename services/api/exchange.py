@@ -19,7 +19,7 @@ from schemas.settings import Http
 from services.api import refusals
 from services.api.incoming import BodyTooSlow
 from services.api.refusals import Refusal
-from streams.blobs.port import is_full
+from streams.blobs import why_failed
 from streams.kafka.messages import KafkaFailed
 
 Scope = MutableMapping[str, Any]
@@ -112,8 +112,8 @@ def _refusal(error: Exception, request_id: str, log: logging.Logger) -> Refusal:
         case KafkaFailed():
             log.warning("%s: %s", request_id, error)
             return refusals.unavailable()
-        case OSError() if is_full(error):
-            log.error("%s: the storage is full, free some space: %s", request_id, error)
+        case _ if (why := why_failed(error)) is not None:
+            log.error("%s: %s", request_id, why)
             return refusals.unavailable()
     log.error("%s failed", request_id, exc_info=error)
     return Refusal(500, "Something went wrong here; it was logged.", code="internal_error")

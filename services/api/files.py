@@ -247,7 +247,7 @@ class FileRoutes:
         batch = await self._parts.uses.delete(row, secrets.token_hex(8))
         if batch is not None:
             raise Refusal(409, f"The file is the input of {batch}, which has not ended.", code="file_in_use")
-        await self._parts.threads.run(self._parts.blobs.delete, row.object)
+        await self._parts.uploads.discard(row.object)
         return _json(FileDeletion(row.id))
 
     async def content(self, request: Request) -> Response:

@@ -40,6 +40,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 import re
 import secrets
 import time
@@ -59,10 +60,12 @@ from services.api.slots import Slots
 from services.api.threads import StorageThreads
 from services.api.writing import FactWriter
 from streams import metrics
-from streams.blobs import Blobs, Writer
+from streams.blobs import Blobs, Writer, why_failed
 from streams.core.validate import Lines, UnsupportedEncoding
 
 BLOCK_BYTES = 1024 * 1024
+
+log = logging.getLogger("openrelay.api")
 
 
 class Pending(msgspec.Struct, frozen=True):
@@ -178,12 +181,27 @@ class Uploads:
         await self._threads.run(self._blobs.copy, name, target)
         size = await self._threads.run(self._blobs.size, target)
         stored_at_ms = await self._store(file, organization, target, size, ttl_s)
-        await self._threads.run(self._blobs.delete, name)
+        await self.discard(name)
         expires_at_ms = stored_at_ms + ttl_s * 1000
         return FileRow(file, organization, "batch", size, stored_at_ms, expires_at_ms, target, False)
 
+    async def may_exist(self, name: str) -> bool:
+        """Whether an object is there; also when nobody can say."""
+        try:
+            return await self._threads.run(self._blobs.exists, name)
+        except Exception as error:
+            if why_failed(error) is None:
+                raise
+            return True
+
     async def discard(self, name: str) -> None:
-        await self._threads.run(self._blobs.delete, name)
+        """Remove an object that nobody needs any more, or leave that to the sweeper."""
+        try:
+            await self._threads.run(self._blobs.delete, name)
+        except Exception as error:
+            if (why := why_failed(error)) is None:
+                raise
+            log.warning("%s is left to the sweeper: %s", name, why)
 
     async def _store(
         self, file: FileId, organization: OrganizationId, name: str, size: int, ttl_s: int

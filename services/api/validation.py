@@ -140,8 +140,8 @@ def _refusal(fault: Fault, most: int) -> Refusal:
             return refusals.invalid("The file is UTF-16; send UTF-8.", "file", "unsupported_encoding")
         case "too_many":
             return too_many_records(most)
-        case "full":
-            log.error("the storage is full, free some space: %s", fault.message)
+        case "storage":
+            log.error("%s", fault.message)
             return refusals.unavailable()
         case _:
             return refusals.invalid(f"The body {fault.message}.")

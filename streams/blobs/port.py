@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from obstore.exceptions import BaseError
+
 CHUNK_BYTES = 1024 * 1024
 
 
@@ -20,6 +22,15 @@ class BlobMissing(Exception):
 def is_full(error: OSError) -> bool:
     """Whether writing failed for want of space, which the operator has to make; it may be tried again."""
     return error.errno in _FULL
+
+
+def why_failed(error: Exception) -> str | None:
+    """Why the store cannot do now what it may do later; None for other errors."""
+    if isinstance(error, OSError) and is_full(error):
+        return f"the storage is full, free some space: {error}"
+    if isinstance(error, BaseError):
+        return f"the bucket: {str(error).splitlines()[0]}"
+    return None
 
 
 class Writer(Protocol):

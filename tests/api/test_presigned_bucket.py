@@ -322,3 +322,30 @@ def test_urls_of_the_api_are_what_they_were(hosts: Hosts) -> None:
     assert put(url) == 200
     complete(hosts[1], file).raise_for_status()
     assert content(hosts[0], file) == CONTENT
+
+
+def test_while_the_bucket_is_away_callers_are_told_to_come_back(hosts: Hosts, tmp_path: Path) -> None:
+    """A file that is deleted is so at once, whenever its bytes go."""
+    with contextlib.ExitStack() as bucket:
+        storage = new_bucket(bucket.enter_context(strict_s3_server(tmp_path / "s3")))
+        settings = msgspec.structs.replace(hosts[1].settings, storage=storage)
+        with Host(tmp_path / "three", settings) as host, host.client() as client:
+            upload = {"files": {"file": ("a.jsonl", CONTENT)}, "data": {"purpose": "batch"}}
+            file = client.post("/v1/files", **upload).raise_for_status().json()["id"]
+            bucket.close()
+            host.expected.add("the bucket: ")
+            inline = {
+                "endpoint": "/v1/chat/completions",
+                "completion_window": "24h",
+                "requests": [record("a")],
+            }
+            for answer in (
+                client.post("/v1/files", **upload),
+                client.get(f"/v1/files/{file}/content"),
+                client.post("/v1/files/presign", json={"bytes": 5}),
+                client.post("/v1/batches", json=inline),
+            ):
+                assert (answer.status_code, error(answer)["code"]) == (503, "unavailable"), answer.text
+                assert 0 < int(answer.headers["retry-after"]) <= 60
+            assert client.delete(f"/v1/files/{file}").status_code == 200
+            assert client.get(f"/v1/files/{file}").status_code == 404
