@@ -5,7 +5,8 @@ that covers it with `started_upto` is in the log; after its result is acknowledg
 So a restored lane knows which positions may have been running: those below `started_upto` that are not
 finished, the suspects. They run first. After two restores in a row that found suspects they are kept apart
 and run one at a time, each named in `probing` while nothing else runs; a restore that finds one named gives
-it up.
+it up. A done-set left cleanly says that nothing was running: so the next owner writes another before anything
+starts, and goes on with what was counted.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ class Lane:
         self._suspected: set[int] = set()
         if restored is not None:
             self._restore(restored)
-        self.acked_upto = 0 if self.crashes else self.started_upto
-        """Positions below this are covered by an acknowledged done-set."""
+        self.acked_upto = 0 if self.suspects or self.apart else self.started_upto
+        """Positions below this are covered by an acknowledged done-set, which does not say they were left."""
         self._fresh = self.started_upto
         self._low = 0
 
@@ -79,14 +80,15 @@ class Lane:
         self.results_upto = done.results_upto
         suspects = list(bitmap.unset(self.finished, self.started_upto))
         self._count_attempts(done)
-        if done.clean or not suspects:
-            self.suspects.extend(suspects)
+        if not suspects:
             return
-        self.crashes = done.crashes + 1
-        self._suspected.update(suspects)
-        (self.apart if self.careful else self.suspects).extend(suspects)
+        self.crashes = done.crashes + (not done.clean)
+        if self.crashes:
+            self._suspected.update(suspects)
         if done.probing in self._suspected:
             self.given_up = done.probing
+            suspects.sort(key=lambda position: position != self.given_up)
+        (self.apart if self.careful else self.suspects).extend(suspects)
 
     @property
     def careful(self) -> bool:
@@ -179,7 +181,7 @@ class Lane:
         self._count_attempts(done)
         started_upto = min(done.started_upto, self.positions.count)
         self.started_upto = max(self.started_upto, started_upto)
-        self.acked_upto = max(self.acked_upto, started_upto)
+        self.acked_upto = 0 if done.clean else max(self.acked_upto, started_upto)
         if self._fresh < started_upto:
             unread = bitmap.unset(self.finished, started_upto, self._fresh)
             self.suspects.extend(unread)
@@ -221,6 +223,8 @@ class Lane:
         self._steps_since.pop(position, None)
         if self.probing == position:
             self.probing = None
+        if self.given_up == position:
+            self.given_up = None
         if self.crashes:
             self._suspected.discard(position)
             if not self._suspected:
@@ -251,7 +255,7 @@ class Lane:
             started_upto=self.started_upto,
             results_upto=self.results_upto,
             crashes=self.crashes,
-            probing=self.probing,
+            probing=self.given_up if clean or self.probing is None else self.probing,
             clean=clean,
             steps_from=min(self._steps_since.values(), default=None),
             attempts=self._most_tried(),

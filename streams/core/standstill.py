@@ -18,13 +18,13 @@ PATIENCE_S = 10.0
 CAREFUL_AFTER = 2
 """Crashes in a row after which suspects must run alone."""
 
-GROWTH = 6.0
-"""At each crash more: what kills us later than we have been patient must still be found, in a few crashes."""
+LATER_PATIENCE_S = 60.0
+"""After another crash: what kills us later than we have been patient should still be found."""
 
 
 def patience_s(crashes: int, limit_s: float) -> float:
     """After so many crashes in a row; longer than `limit_s` no call lasts."""
-    return min(limit_s, PATIENCE_S * GROWTH ** min(max(0, crashes - CAREFUL_AFTER), 16))
+    return min(limit_s, PATIENCE_S if crashes <= CAREFUL_AFTER else LATER_PATIENCE_S)
 
 
 class Standstill:

@@ -13,7 +13,7 @@ try. What can run takes turns with everybody else (`streams.core.standstill`):
 3. it has ended, or the others have waited long enough; that it is named no more is acknowledged
       dies before: as 2
 4. the others start again, and a call that has not ended goes on beside them
-      dies: nobody is named, so nobody is given up; with each such crash the patience in 1 and 3 grows
+      dies: nobody is named, so nobody is given up; after such a crash the patience in 1 and 3 is longer
 5. an answer of its model, tool or callback has come: nothing else starts, no other answer is handled, the
    suspect is named again, which is acknowledged, and its answer is handled
       dies: as 2

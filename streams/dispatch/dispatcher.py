@@ -336,6 +336,8 @@ class Dispatcher:
             if partition in job.lanes or (enqueued.topic, partition) not in self._partitions.owned:
                 continue
             lane = self._partitions.open_lane(job, partition)
+            if lane.started_upto and not lane.acked_upto:
+                self._done.reserve(lane)
             if lane.crashes and not lane.acked_upto:
                 metrics.CRASHED_LANES.inc()
                 log.warning(
@@ -345,7 +347,6 @@ class Dispatcher:
                     crashes=lane.crashes,
                     records=lane.suspected,
                 )
-                self._done.reserve(lane)
             if lane.careful:
                 self._starts.careful.add(lane)
         if job.closing is None:

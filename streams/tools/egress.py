@@ -110,6 +110,8 @@ class Reply:
                 await self._wait(self._room, len(chunk))
             self.size += len(chunk)
             yield chunk
+        if self._room is not None and not self._room.take(0):
+            await self._wait(self._room, 0)
 
     async def read(self) -> bytes:
         return b"".join([chunk async for chunk in self.chunks()])

@@ -207,3 +207,31 @@ def test_a_record_whose_late_answer_kills_its_dispatcher_is_given_up(
     check_batch(stages.state(batch), names, output, error)
     assert [(line["custom_id"], line["error"]["code"]) for line in error] == [("poison", "processing_failed")]
     assert crashes == 3
+
+
+@pytest.mark.faults
+def test_a_record_that_kills_after_a_clean_stop_is_given_up(
+    pipeline: MakePipeline, simulator: Simulator
+) -> None:
+    """Whoever takes over from a dispatcher that was stopped in good order counts as it would have."""
+    stages = pipeline(msgspec.structs.replace(LIMITS, drain_s=1.0))
+    stages.start("intake", "dispatch", "settle", "sink")
+    batch = stages.create([record("poison", "slow:4")])
+    until(lambda: stages.state(batch).enqueued is not None, 30, lambda: stages.explain(batch))
+    until(lambda: simulator.stats()["running"] == 1, 30, lambda: stages.explain(batch))
+    assert stages.stop("dispatch") == 0
+    crashes = 0
+    while stages.state(batch).ended is None:
+        stages.start("dispatch", OPENRELAY_CRASH_AT="dispatch.answered@poison")
+        child = stages.children["dispatch"]
+        until(
+            lambda child=child: child.poll() is not None or stages.state(batch).ended is not None,  # type: ignore[misc]
+            60,
+            lambda: stages.explain(batch),
+        )
+        if child.poll() is not None:
+            wait_for_end(stages, "dispatch")
+            crashes += 1
+            assert crashes <= 3
+    assert [line["error"]["code"] for line in stages.lines(batch, "error")] == ["processing_failed"]
+    assert crashes == 3

@@ -108,6 +108,35 @@ def test_a_clean_hand_over_is_no_crash() -> None:
     assert lane([(0, 99)], one.done_set(clean=True)).crashes == 0
 
 
+def test_what_was_left_cleanly_counts_as_started_again_before_it_starts() -> None:
+    """Else a record that kills its dispatcher after a hand-over would find a clean done-set each time."""
+    one = lane([(0, 99)])
+    one.reserve(0)
+    one.start(0)
+    one.abandon(0)
+    second = lane([(0, 99)], one.done_set(clean=True))
+    assert (second.started_upto > 0, second.acked_upto) == (True, 0)
+    assert lane([(0, 99)], second.done_set(clean=False)).crashes == 1
+    second.absorb(one.done_set(clean=True))
+    assert second.acked_upto == 0
+
+
+def test_a_clean_hand_over_keeps_the_count_and_who_is_given_up() -> None:
+    runs = [(0, 99)]
+    one = lane(runs)
+    one.reserve(5)
+    third = lane(runs, lane(runs, one.done_set(clean=False)).done_set(clean=False))
+    third.probing = 5
+    assert lane(runs, third.done_set(clean=True)).given_up is None, "it was stopped, and killed nobody"
+    fourth = lane(runs, third.done_set(clean=False))
+    for after in (lane(runs, fourth.done_set(clean=True)), lane(runs, fourth.done_set(clean=False))):
+        assert (after.given_up, after.apart[0], after.careful) == (5, 5, True)
+    after = lane(runs, fourth.done_set(clean=True))
+    assert after.crashes == fourth.crashes
+    after.finish(5, 1)
+    assert after.given_up is None
+
+
 def test_two_crashes_make_careful_and_a_third_gives_the_named_one_up() -> None:
     runs = [(0, 99)]
     one = lane(runs)

@@ -5,7 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.core.standstill import CAREFUL_AFTER, PATIENCE_S, TURN_S, Standstill, patience_s
+from streams.core.standstill import (
+    CAREFUL_AFTER,
+    LATER_PATIENCE_S,
+    PATIENCE_S,
+    TURN_S,
+    Standstill,
+    patience_s,
+)
 
 LIMIT_S = 1_800.0
 LOOK_S = 0.05
@@ -48,7 +55,7 @@ def test_while_nobody_waits_the_suspects_need_not_either() -> None:
 
 
 @given(st.integers(0, 1_000), st.floats(1.0, 86_400.0))
-def test_patience_grows_with_crashes_up_to_the_longest_call(crashes: int, limit_s: float) -> None:
+def test_patience_grows_with_crashes_up_to_a_minute_or_the_longest_call(crashes: int, limit_s: float) -> None:
     assert patience_s(CAREFUL_AFTER, limit_s) == min(PATIENCE_S, limit_s)
     assert patience_s(crashes, limit_s) <= patience_s(crashes + 1, limit_s) <= limit_s
-    assert patience_s(CAREFUL_AFTER + 10, limit_s) == limit_s
+    assert patience_s(CAREFUL_AFTER + 10, limit_s) == min(LATER_PATIENCE_S, limit_s)
