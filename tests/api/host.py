@@ -268,3 +268,13 @@ class Facts:
 
 def _settled(batch: str, cause: Cause) -> Settled:
     return Settled(batch=BatchId(batch), completed=1, failed=0, usage=UsageTotals(), cause=cause)
+
+
+def complete(host: Host, file: str, key: str = ACME) -> httpx.Response:
+    with host.client(key) as client:
+        return client.post(f"/v1/files/{file}/complete")
+
+
+def content(host: Host, file: str) -> bytes:
+    with host.client() as client:
+        return client.get(f"/v1/files/{file}/content").raise_for_status().content

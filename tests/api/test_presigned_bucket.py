@@ -25,7 +25,7 @@ from services.api.sweeper import GRACE_MS, Sweeper
 from services.api.tables import connect
 from streams.blobs import Blobs, open_blobs
 from tests.api.conftest import api_settings
-from tests.api.host import ACME, RIVAL, Host, create, error, jsonl, record
+from tests.api.host import RIVAL, Host, complete, content, create, error, jsonl, record
 from tests.support.broker import EmbeddedBroker
 from tests.support.pipeline import until
 from tests.support.s3 import new_bucket, strict_s3_server
@@ -69,16 +69,6 @@ def presign(host: Host, size: int = len(CONTENT)) -> tuple[str, str]:
 
 def put(url: str, content: bytes = CONTENT) -> int:
     return httpx.put(url, content=content, trust_env=False).status_code
-
-
-def complete(host: Host, file: str, key: str = ACME) -> httpx.Response:
-    with host.client(key) as client:
-        return client.post(f"/v1/files/{file}/complete")
-
-
-def content(host: Host, file: str) -> bytes:
-    with host.client() as client:
-        return client.get(f"/v1/files/{file}/content").raise_for_status().content
 
 
 def objects(blobs: Blobs, file: str) -> list[str]:

@@ -14,7 +14,7 @@ import pytest
 
 from schemas.settings import Limits
 from tests.api.conftest import api_settings
-from tests.api.host import ACME, RIVAL, Host, error, jsonl, record
+from tests.api.host import RIVAL, Host, complete, content, error, jsonl, record
 from tests.support.broker import EmbeddedBroker
 
 SIZE = 200_000
@@ -53,16 +53,6 @@ def presign(host: Host, size: int = SIZE) -> tuple[str, str]:
 
 def put(host: Host, path: str, content: bytes) -> httpx.Response:
     return httpx.put(host.url + path, content=content, trust_env=False)
-
-
-def complete(host: Host, file: str, key: str = ACME) -> httpx.Response:
-    with host.client(key) as client:
-        return client.post(f"/v1/files/{file}/complete")
-
-
-def content(host: Host, file: str) -> bytes:
-    with host.client() as client:
-        return client.get(f"/v1/files/{file}/content").raise_for_status().content
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
@@ -170,6 +170,31 @@ def test_suspects_of_a_model_that_is_not_in_the_settings_wait(
     check_suspects(stages, batch)
 
 
+def crashes_until_the_end(
+    stages: Pipeline,
+    batch: BatchId,
+    at: str,
+    within_s: float,
+    started: Callable[[], object] = lambda: None,
+) -> int:
+    """How often the dispatcher dies `at` a point, at most three times, until the batch ends."""
+    crashes = 0
+    while stages.state(batch).ended is None:
+        stages.start("dispatch", OPENRELAY_CRASH_AT=at)
+        child = stages.children["dispatch"]
+        started()
+        until(
+            lambda child=child: child.poll() is not None or stages.state(batch).ended is not None,  # type: ignore[misc]
+            within_s,
+            lambda: stages.explain(batch),
+        )
+        if child.poll() is not None:
+            wait_for_end(stages, "dispatch")
+            crashes += 1
+            assert crashes <= 3
+    return crashes
+
+
 @pytest.mark.faults
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("whose", ["model", "tool"])
@@ -188,21 +213,9 @@ def test_a_record_whose_late_answer_kills_its_dispatcher_is_given_up(
     if whose == "model":
         records[5] = record("poison", slow, OTHER)
     batch = stages.create(records, organization="org_a", model=OTHER)
-    crashes = 0
-    while stages.state(batch).ended is None:
-        stages.start("dispatch", OPENRELAY_CRASH_AT=crash)
-        child = stages.children["dispatch"]
-        beside = fresh(stages)
-        until(
-            lambda child=child: child.poll() is not None or stages.state(batch).ended is not None,  # type: ignore[misc]
-            90,
-            lambda: stages.explain(batch),
-        )
-        if child.poll() is not None:
-            wait_for_end(stages, "dispatch")
-            crashes += 1
-            assert crashes <= 3
-    check_fresh(stages, beside)
+    besides = []
+    crashes = crashes_until_the_end(stages, batch, crash, 90, lambda: besides.append(fresh(stages)))
+    check_fresh(stages, besides[-1])
     output, error = stages.lines(batch, "output"), stages.lines(batch, "error")
     check_batch(stages.state(batch), names, output, error)
     assert [(line["custom_id"], line["error"]["code"]) for line in error] == [("poison", "processing_failed")]
@@ -220,18 +233,6 @@ def test_a_record_that_kills_after_a_clean_stop_is_given_up(
     until(lambda: stages.state(batch).enqueued is not None, 30, lambda: stages.explain(batch))
     until(lambda: simulator.stats()["running"] == 1, 30, lambda: stages.explain(batch))
     assert stages.stop("dispatch") == 0
-    crashes = 0
-    while stages.state(batch).ended is None:
-        stages.start("dispatch", OPENRELAY_CRASH_AT="dispatch.answered@poison")
-        child = stages.children["dispatch"]
-        until(
-            lambda child=child: child.poll() is not None or stages.state(batch).ended is not None,  # type: ignore[misc]
-            60,
-            lambda: stages.explain(batch),
-        )
-        if child.poll() is not None:
-            wait_for_end(stages, "dispatch")
-            crashes += 1
-            assert crashes <= 3
+    crashes = crashes_until_the_end(stages, batch, "dispatch.answered@poison", 60)
     assert [line["error"]["code"] for line in stages.lines(batch, "error")] == ["processing_failed"]
     assert crashes == 3
